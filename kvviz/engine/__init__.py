@@ -1,0 +1,1 @@
+"""What writes, reads and moves the bytes: Triton kernels, connectors, a language model, the story's runs."""

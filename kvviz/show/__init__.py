@@ -1,0 +1,1 @@
+"""What people see: byte maps and their renderings. Imports ``kvviz.memory`` alone."""
