@@ -210,8 +210,7 @@ def _collisions_in_storage(views: list[View]) -> Iterator[Finding]:
     for number in sorted(range(sets.shape[1]), key=lambda n: int(shared[which == n][0])):
         disputed = shared[which == number]
         members = [view for view, inside in zip(views, sets[:, number], strict=True) if inside]
-        inside = _member(size, disputed)
-        cells = [inside[np.clip(v.bytes_of(v.starts.ravel()), 0, size - 1)].any(axis=1) for v in members]
+        cells = [np.isin(v.bytes_of(v.starts.ravel()), disputed, kind="table").any(axis=1) for v in members]
         example = tuple(_claimant(v, int(disputed[0])) for v in members)
         names = tuple(v.name for v in members)
         total = int(sum(hit.sum() for hit in cells))

@@ -1,0 +1,157 @@
+"""write_kv against the golden bytes, the torch reference, and a sentinel-filled buffer."""
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from kvviz.engine.mode import device
+from kvviz.engine.write import write_kv
+from kvviz.memory.buffers import allocate
+from kvviz.memory.layout import LAYOUTS
+from kvviz.memory.spec import MODES, CacheSpec
+from tests.engine.reference import write_reference
+from tests.golden import CACHE_BYTES
+
+DEVICE = device()
+SCALED = tuple(mode for mode in MODES if "per_token_head" in mode)
+
+
+def views(cache, carve="strides"):
+    """Per layer: the keyword arguments that name its scale views."""
+    if not cache.spec.is_per_token_head:
+        return [{} for _ in cache.kv_caches]
+    return [{"k_scale_cache": k, "v_scale_cache": v} for k, v in cache.carve_scales(carve)]
+
+
+def tokens(count, heads, head_size, seed=0, dtype=torch.bfloat16, spread=3.0):
+    generator = torch.Generator().manual_seed(seed)
+    key, value = (torch.randn(count, heads, head_size, generator=generator) * spread for _ in range(2))
+    return key.to(dtype).to(DEVICE), value.to(dtype).to(DEVICE)
+
+
+def slots(*numbers):
+    return torch.tensor(numbers, dtype=torch.int64, device=DEVICE)
+
+
+@pytest.mark.parametrize("heads, head_size", [(2, 64), (4, 128)])
+@pytest.mark.parametrize("mode", SCALED)
+def test_golden_bytes(mode, heads, head_size):
+    golden = load_file(CACHE_BYTES)
+    key, value, slot = (golden[f"in.{name}.{heads}.{head_size}"].to(DEVICE) for name in ("k", "v", "slot"))
+    cache = allocate(CacheSpec(1, 4, 16, heads, head_size, mode), "LBNHC", DEVICE)
+    write_kv(key, value, cache.kv_caches[0], slot, mode, **views(cache)[0])
+    ours = cache.kv_caches[0].permute(0, 2, 1, 3).cpu().unflatten(-1, (2, -1))
+    theirs = golden[f"out.{mode}.{heads}.{head_size}"].unflatten(-1, (2, -1))
+    data = cache.spec.data_bytes
+    changed = (ours[..., :data] != theirs[..., :data]).float().mean().item()
+    words, golden_words = (t[..., data:].contiguous().view(torch.float32) for t in (ours, theirs))
+    written = golden_words != 0
+    assert torch.equal(words != 0, written)
+    error = ((words - golden_words).abs() / golden_words.abs())[written].max().item()
+    if mode != "int4_per_token_head":
+        assert changed <= 1e-3 and error <= 1.2e-7
+        return
+    assert changed <= 4e-3
+    shifted = (words.view(torch.int32) >> 4) - (golden_words.view(torch.int32) >> 4)
+    zero_points = (words.view(torch.int32) & 15) - (golden_words.view(torch.int32) & 15)
+    assert shifted.abs().max() <= 1 and (shifted != 0).float().mean() <= 0.07
+    assert (zero_points != 0).sum() <= 1 and zero_points.abs().max() <= 1
+
+
+@pytest.mark.parametrize("tail", [True, False])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("mode", MODES)
+def test_every_layout_holds_the_reference_bytes(mode, layout, tail):
+    spec = CacheSpec(3, 4, 8, 3, 64, mode, tail=tail)
+    slot = slots(5, 12, 13, -1, 31, 0, 22)
+    carve = "shape" if LAYOUTS[layout].packing == "split" and spec.is_per_token_head else "strides"
+    got, want = allocate(spec, layout, DEVICE, fill=0xA5), allocate(spec, layout, "cpu", fill=0xA5)
+    for layer in range(3):
+        key, value = tokens(7, 3, 64, seed=layer)
+        write_kv(
+            key, value, got.kv_caches[layer], slot, mode, **views(got, carve)[layer],
+            tokens_per_program=1, heads_per_program=1,
+        ) if tail else write_kv(key, value, got.kv_caches[layer], slot, mode, **views(got, "strides")[layer])
+        scales = views(want, carve if tail else "strides")[layer].values()
+        write_reference(key.cpu(), value.cpu(), want.kv_caches[layer], slot.cpu(), mode, *scales)
+    for ours, theirs in zip(got.storages, want.storages, strict=True):
+        assert int((ours.cpu() != theirs).sum()) == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("head_size", [64, 80, 96, 112, 128, 256])
+@pytest.mark.parametrize("mode", MODES)
+def test_head_sizes_and_input_dtypes(mode, head_size, dtype):
+    spec = CacheSpec(1, 3, 16, 2, head_size, mode)
+    key, value = tokens(20, 2, head_size, seed=head_size, dtype=dtype)
+    slot = torch.randperm(48, generator=torch.Generator().manual_seed(1))[:20].to(DEVICE)
+    got, want = allocate(spec, "BLNHC", DEVICE), allocate(spec, "BLNHC")
+    write_kv(key, value, got.kv_caches[0], slot, mode, **views(got)[0])
+    write_reference(key.cpu(), value.cpu(), want.kv_caches[0], slot.cpu(), mode, *views(want)[0].values())
+    assert int((got.storages[0].cpu() != want.storages[0]).sum()) == 0
+
+
+@pytest.mark.parametrize("tokens_per_program, heads_per_program", [(1, 1), (1, 3), (3, 2), (4, 1), (64, 8)])
+def test_program_size_does_not_change_the_bytes(tokens_per_program, heads_per_program):
+    spec = CacheSpec(1, 2, 8, 3, 64, "int8_per_token_head")
+    key, value = tokens(9, 3, 64)
+    slot = slots(*range(4, 13))
+    caches = [allocate(spec, "HND", DEVICE) for _ in range(2)]
+    write_kv(key, value, caches[0].kv_caches[0], slot, spec.kv_cache_dtype, **views(caches[0])[0])
+    write_kv(
+        key, value, caches[1].kv_caches[0], slot, spec.kv_cache_dtype, **views(caches[1])[0],
+        tokens_per_program=tokens_per_program, heads_per_program=heads_per_program,
+    )  # fmt: skip
+    assert torch.equal(caches[0].storages[0], caches[1].storages[0])
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("layout", ["cross-layer NHD", "BHLNC", "LBHNC"])
+def test_only_the_cells_of_the_slots_change(mode, layout):
+    """Two runs over 0x00 and 0xFF find every byte reached: the slots' data and scales, and nothing else."""
+    spec = CacheSpec(2, 3, 4, 2, 32, mode)
+    slot = slots(1, 6, 11)
+    key, value = tokens(3, 2, 32)
+    reached = []
+    for fill in (0x00, 0xFF):
+        cache = allocate(spec, layout, DEVICE, fill=fill, one_storage=True)
+        write_kv(key, value, cache.kv_caches[1], slot, mode, **views(cache)[1])
+        reached.append(cache.storages[0].cpu() != fill)
+    want = torch.zeros(spec.buffer_bytes, dtype=torch.bool)
+    for view in cache.owners():
+        if view.name.startswith("layer 1 "):
+            for number in slot.tolist():
+                starts = view.starts[number // 4, number % 4]
+                want[torch.from_numpy(view.bytes_of(starts).ravel())] = True
+    assert torch.equal(reached[0] | reached[1], want)
+    assert int(want.sum()) == 3 * 2 * 2 * spec.cell_bytes
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("mode", MODES)
+def test_a_cell_that_is_not_finite_is_poisoned_alone(mode, bad):
+    spec = CacheSpec(1, 1, 4, 2, 64, mode)
+    key, value = tokens(3, 2, 64)
+    key[1, 0, 5] = bad
+    got, want = allocate(spec, "NHD", DEVICE), allocate(spec, "NHD")
+    write_kv(key, value, got.kv_caches[0], slots(0, 1, 2), mode, **views(got)[0])
+    write_reference(
+        key.cpu(), value.cpu(), want.kv_caches[0], slots(0, 1, 2).cpu(), mode, *views(want)[0].values()
+    )
+    assert torch.equal(got.storages[0].cpu(), want.storages[0])
+    if spec.is_per_token_head:
+        k_scale = views(got)[0]["k_scale_cache"]
+        assert k_scale[0, 1, 0].isnan() and int(k_scale.isnan().sum()) == 1
+
+
+def test_extreme_values_agree_with_the_reference():
+    edges = torch.tensor([0.0, -0.0, 1e-30, -1e-30, 1e30, -1e30, 0.5, -0.5, 1.5, 2.5, 126.5, 127.0, 448.0, 3e38, 1e-7, 1e-6])
+    key = torch.stack([edges * step for step in (1.0, 1e-4, 1e-8, 1.0)]).reshape(4, 1, 16).to(DEVICE)
+    for mode in MODES:
+        spec = CacheSpec(1, 1, 4, 1, 16, mode)
+        got, want = allocate(spec, "NHD", DEVICE), allocate(spec, "NHD")
+        write_kv(key, -key, got.kv_caches[0], slots(0, 1, 2, 3), mode, **views(got)[0])
+        write_reference(
+            key.cpu(), -key.cpu(), want.kv_caches[0], torch.arange(4), mode, *views(want)[0].values()
+        )
+        assert torch.equal(got.storages[0].cpu(), want.storages[0]), mode
