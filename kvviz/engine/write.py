@@ -54,6 +54,7 @@ def _write_kernel(
         scale = tl.where(is_value, v_scale_ptr, k_scale_ptr)
         scale += block * scale_block + place * scale_token + head * scale_head
         tl.store(scale, word.to(tl.float32, bitcast=True), mask=inside)
+        tl.debug_barrier()  # no word of this program may land after its data, where the two overlap
         if MODE == "int4_per_token_head":
             low, high = tl.split(tl.reshape(codes, (ROWS, COLUMNS // 2, 2)))
             codes = low | (high << 4)
