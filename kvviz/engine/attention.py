@@ -2,13 +2,13 @@
 
 import torch
 
-from kvviz.engine.codec import from_e4m3_bits, tl, triton
+from kvviz.engine.codec import device_function, from_e4m3_bits, tl, triton
 from kvviz.engine.contract import cache_halves, check_queries, check_scales, check_sequences
 from kvviz.memory.codes import rotate, rotation_run, unrotate
 from kvviz.memory.spec import PER_TOKEN_HEAD_BITS
 
 
-@triton.jit
+@device_function
 def _load_cells(base, place, channel, mask, word, MODE: tl.constexpr):
     """Values of cells before their scale, float32; ``word`` holds the cells' scale words (int4: the zero-point)."""
     if MODE == "bfloat16":
@@ -16,8 +16,8 @@ def _load_cells(base, place, channel, mask, word, MODE: tl.constexpr):
         return (bits.to(tl.int32) << 16).to(tl.float32, bitcast=True)
     elif MODE == "int4_per_token_head":
         pair = tl.load(base + place + channel // 2, mask=mask, other=0).to(tl.int32)
-        zero_point = word.to(tl.int32, bitcast=True) & 15
-        return (((pair >> ((channel % 2) * 4).to(tl.int32)) & 15) - zero_point).to(tl.float32)
+        code = (pair >> ((channel % 2) * 4).to(tl.int32)) & 15
+        return code.to(tl.float32) - (word.to(tl.int32, bitcast=True) & 15).to(tl.float32)
     elif MODE == "int8_per_token_head":
         return tl.load(base + place + channel, mask=mask, other=0).to(tl.int8, bitcast=True).to(tl.float32)
     else:
@@ -33,7 +33,7 @@ def _attention_kernel(
     query_ptr, k_cache_ptr, v_cache_ptr, k_scale_ptr, v_scale_ptr, out_ptr,
     block_table_ptr, seq_lens_ptr, query_start_ptr,
     num_heads, head_size, block_size, softmax_scale,
-    query_token, query_head, out_token, out_head, table_row,
+    query_token, query_head, table_row,
     cache_block, cache_token, cache_head, scale_block, scale_token, scale_head,
     GROUP: tl.constexpr, QUERIES: tl.constexpr, ROWS: tl.constexpr, HEADS: tl.constexpr, TILE: tl.constexpr,
     COLUMNS: tl.constexpr, SCALED: tl.constexpr, MODE: tl.constexpr,
@@ -48,15 +48,16 @@ def _attention_kernel(
         row = tl.arange(0, ROWS).to(tl.int64)[None, :, None]
         channel = tl.arange(0, COLUMNS).to(tl.int64)
         query = skip + row // GROUP
-        asked = (row < QUERIES * GROUP) & (query < num_queries) & (head < num_heads)
+        real = head < num_heads
+        asked = (row < QUERIES * GROUP) & (query < num_queries) & real
         position = length - num_queries + query
         lane = channel[None, None, :]
-        target = (first_query + query) * out_token + (head * GROUP + row % GROUP) * out_head + lane
         source = (first_query + query) * query_token + (head * GROUP + row % GROUP) * query_head + lane
-        q = tl.load(query_ptr + source, mask=asked & (lane < head_size), other=0.0).to(tl.float32) * softmax_scale
+        asked = asked & (lane < head_size)
+        q = tl.load(query_ptr + source, mask=asked, other=0.0).to(tl.float32) * softmax_scale
         best = tl.full((HEADS, ROWS, 1), -1.0e30, tl.float32)
-        total = tl.zeros((HEADS, ROWS, 1), tl.float32)
-        acc = tl.zeros((HEADS, ROWS, COLUMNS), tl.float32)
+        total = tl.full((HEADS, ROWS, 1), 0.0, tl.float32)
+        acc = tl.full((HEADS, ROWS, COLUMNS), 0.0, tl.float32)
         stop = tl.minimum(length, length - num_queries + skip + QUERIES)
         for start in range(0, stop, TILE):
             token = start + tl.arange(0, TILE).to(tl.int64)
@@ -64,8 +65,8 @@ def _attention_kernel(
             block, place = table.to(tl.int64), token % block_size
             across = token[None, None, :]
             cell = (block * cache_block + place * cache_token)[None, None, :] + head * cache_head
-            seen = (across < stop) & (head < num_heads)
-            k_word = tl.zeros((HEADS, 1, TILE), tl.float32)
+            seen = (across < stop) & real
+            k_word = tl.full((HEADS, 1, TILE), 0.0, tl.float32)
             v_word = k_word
             if SCALED:
                 at = (block * scale_block + place * scale_token)[None, None, :] + head * scale_head
@@ -88,7 +89,7 @@ def _attention_kernel(
             v = _load_cells(v_cache_ptr, cell_t, lane, seen_t, tl.trans(v_word, (0, 2, 1)), MODE)
             acc = acc * fade + tl.dot(weights, v, input_precision="ieee")
             best = top
-        tl.store(out_ptr + target, acc / total, mask=asked & (lane < head_size))
+        tl.store(out_ptr + source, acc / total, mask=asked)
 
 
 def paged_attention(
@@ -131,7 +132,7 @@ def paged_attention(
     if rotated:
         query = rotate(query.float())
         softmax_scale = softmax_scale / rotation_run(head_size)
-    out = torch.empty_like(query, dtype=torch.float32)
+    out = torch.empty_strided(query.shape, query.stride(), dtype=torch.float32, device=query.device)
     group, longest = query.shape[1] // num_heads, int((query_start_loc[1:] - query_start_loc[:-1]).max())
     queries, heads, tile = _program_size(query.is_cuda, longest, group, num_heads, int(seq_lens.max()))
     scaled = kv_cache_dtype in PER_TOKEN_HEAD_BITS
@@ -140,7 +141,7 @@ def paged_attention(
         k_scale_cache if scaled else k_cells, v_scale_cache if scaled else v_cells, out,
         block_table, seq_lens, query_start_loc,
         num_heads, head_size, k_cells.shape[1], softmax_scale,
-        *query.stride()[:2], *out.stride()[:2], block_table.stride(0),
+        *query.stride()[:2], block_table.stride(0),
         *k_cells.stride()[:3], *(k_scale_cache.stride() if scaled else (0, 0, 0)),
         GROUP=group, QUERIES=queries, ROWS=max(16, triton.next_power_of_2(queries * group)), HEADS=heads, TILE=tile,
         COLUMNS=max(16, triton.next_power_of_2(head_size)), SCALED=scaled, MODE=kv_cache_dtype,

@@ -7,21 +7,31 @@ Everything is written so that Triton's interpreter and a GPU give the same bits:
 
 from kvviz.engine.mode import prepare
 
-prepare()
+MODE = prepare()
 
 import triton  # noqa: E402
 import triton.language as tl  # noqa: E402
 
 NAN_BITS = tl.constexpr(0x7FC00000)
+E4M3_NAN = tl.constexpr(0x7F)
+INFINITY = tl.constexpr(float("inf"))
 
 
-@triton.jit
+def device_function(function):
+    """A function that kernels call: compiled for a GPU, plain Python in the interpreter.
+
+    The interpreter would set up its patches of ``tl`` anew at each call of a jitted function (about 1 ms).
+    """
+    return function if MODE == "interpreter" else triton.jit(function)
+
+
+@device_function
 def finite(x):
     """True where x is neither NaN nor infinite."""
     return (x.to(tl.int32, bitcast=True) & 0x7F800000) != 0x7F800000
 
 
-@triton.jit
+@device_function
 def round_half_away(x):
     """Nearest integer as float32, halves away from zero; the difference to the floor is exact."""
     size = tl.abs(x)
@@ -30,7 +40,7 @@ def round_half_away(x):
     return tl.where(x < 0, -size, size)
 
 
-@triton.jit
+@device_function
 def to_bfloat16_bits(x):
     """float32 -> bfloat16 bits (int16), to nearest even; every NaN becomes 0x7FC0."""
     bits = x.to(tl.uint32, bitcast=True).to(tl.int64)
@@ -38,19 +48,18 @@ def to_bfloat16_bits(x):
     return tl.where(x != x, 0x7FC0, rounded).to(tl.int16)
 
 
-@triton.jit
+@device_function
 def to_e4m3_bits(x):
-    """float32 -> e4m3fn bits (uint8), clamped to +-448, to nearest even; NaN becomes 0x7F."""
-    size = tl.where(x != x, 0.0, tl.minimum(tl.abs(x), 448.0))
+    """float32 (no NaN) -> e4m3fn bits (uint8), clamped to +-448, to nearest even."""
+    size = tl.minimum(tl.abs(x), 448.0)
     bits = size.to(tl.int32, bitcast=True).to(tl.int64)
     normal = (bits + ((bits >> 20) & 1) + (0x7FFFF - (120 << 23))) >> 20
     subnormal = (size + 16384.0).to(tl.int32, bitcast=True).to(tl.int64) - 0x46800000
-    code = tl.where(size >= 0.015625, normal, subnormal)
-    code = code | ((x.to(tl.int32, bitcast=True) < 0).to(tl.int64) << 7)
-    return tl.where(x != x, 0x7F, code).to(tl.uint8)
+    sign = (x.to(tl.int32, bitcast=True) >> 24) & 128
+    return (tl.where(size >= 0.015625, normal, subnormal) | sign).to(tl.uint8)
 
 
-@triton.jit
+@device_function
 def from_e4m3_bits(code):
     """e4m3fn bits (uint8) -> float32; the two NaN codes give NaN."""
     wide = code.to(tl.int32)
@@ -58,7 +67,7 @@ def from_e4m3_bits(code):
     return tl.where((wide & 127) == 127, float("nan"), value)
 
 
-@triton.jit
+@device_function
 def hadamard(x, ROWS: tl.constexpr, COLUMNS: tl.constexpr, LOG2_RUN: tl.constexpr):
     """Unnormalised Walsh-Hadamard transform of each run of ``2**LOG2_RUN`` columns, in butterfly order."""
     for stage in tl.static_range(LOG2_RUN):
@@ -69,19 +78,20 @@ def hadamard(x, ROWS: tl.constexpr, COLUMNS: tl.constexpr, LOG2_RUN: tl.constexp
     return x
 
 
-@triton.jit
+@device_function
 def encode_cells(x, inside, ROWS: tl.constexpr, COLUMNS: tl.constexpr, MODE: tl.constexpr):
     """Codes (not packed) and scale words of ``ROWS`` cells.
 
     x: float32 (ROWS, COLUMNS), rotated already for int4, 0 outside ``inside``. Returns integers of the same
     shape, and int32 words (ROWS,). A cell that is not finite gets codes 0 and a NaN word.
     """
+    bad = finite(x) == 0
     if MODE == "int4_per_token_head":
-        low = tl.min(tl.where(inside & finite(x), x, 3.4e38), axis=1)
-        span = tl.max(tl.where(inside & finite(x), x, -3.4e38), axis=1) - low
+        low = tl.min(tl.where(bad, -INFINITY, tl.where(inside, x, INFINITY)), axis=1)
+        span = tl.max(tl.where(bad, INFINITY, tl.where(inside, x, -INFINITY)), axis=1) - low
     else:
-        span = tl.max(tl.where(finite(x), tl.abs(x), 0.0), axis=1)
-    good = (tl.max((finite(x) == 0).to(tl.int32), axis=1) == 0) & finite(span)
+        span = tl.max(tl.where(bad, INFINITY, tl.abs(x)), axis=1)
+    good = tl.abs(span) < INFINITY
     span = tl.where(good, span, 0.0)
     if MODE == "int4_per_token_head":
         scale = tl.maximum(tl.div_rn(span, 15.0), 1e-6)

@@ -2,7 +2,7 @@
 
 import torch
 
-from kvviz.engine.codec import encode_cells, hadamard, to_bfloat16_bits, to_e4m3_bits, tl, triton
+from kvviz.engine.codec import E4M3_NAN, encode_cells, finite, hadamard, to_bfloat16_bits, to_e4m3_bits, tl, triton
 from kvviz.engine.contract import cache_halves, check_inputs, check_scales, check_slots
 from kvviz.memory.codes import rotation_run, rotation_signs
 from kvviz.memory.spec import PER_TOKEN_HEAD_BITS
@@ -41,8 +41,9 @@ def _write_kernel(
         tl.store(target[:, None] + column[None, :], to_bfloat16_bits(x.to(tl.float32)), mask=tile)
     elif MODE == "fp8":
         x = x.to(tl.float32)
-        codes = to_e4m3_bits(tl.where(tl.abs(x) < float("inf"), x, float("nan")))
-        tl.store(target[:, None] + column[None, :], codes, mask=tile)
+        good = finite(x)
+        codes = tl.where(good, to_e4m3_bits(tl.where(good, x, 0.0)), E4M3_NAN)
+        tl.store(target[:, None] + column[None, :], codes.to(tl.uint8), mask=tile)
     else:
         if MODE == "int4_per_token_head":
             signs = tl.load(signs_ptr + column, mask=column < head_size, other=0.0)

@@ -1,0 +1,143 @@
+"""Greedy generation over a KV cache: the paged one through the kernels, or a plain one as the reference."""
+
+from dataclasses import dataclass, field
+
+import torch
+
+from kvviz.engine.attention import paged_attention
+from kvviz.engine.model import LanguageModel
+from kvviz.engine.write import write_kv
+from kvviz.memory.buffers import KVCache, ScaleViews
+
+
+@dataclass(frozen=True)
+class AttentionMetadata:
+    """Where the tokens of one forward pass go and what they see; vLLM's words, tensors on the cache's device.
+
+    slot_mapping int64 ``(T,)``, block_table int32 ``(S, W)``, seq_lens int32 ``(S,)``, query_start_loc int32
+    ``(S + 1,)``.
+    """
+
+    slot_mapping: torch.Tensor
+    block_table: torch.Tensor
+    seq_lens: torch.Tensor
+    query_start_loc: torch.Tensor
+
+
+@dataclass(eq=False)
+class PagedBackend:
+    """Writes K and V into a cache through the scale views given, and attends over what the cache then holds.
+
+    Args:
+        cache: the buffers.
+        scales: the scale views of every layer, or None for a mode without them.
+        blocks: block ids of the one sequence that is generated; default: all blocks in order.
+        tokens_per_program, heads_per_program: passed on to ``write_kv``.
+    """
+
+    cache: KVCache
+    scales: ScaleViews | None
+    blocks: tuple[int, ...] = ()
+    tokens_per_program: int | None = None
+    heads_per_program: int | None = None
+    metadata: AttentionMetadata | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.blocks = tuple(self.blocks) or tuple(range(self.cache.spec.num_blocks))
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens of context for which there are blocks."""
+        return len(self.blocks) * self.cache.spec.block_size
+
+    def begin(self, positions: torch.Tensor) -> None:
+        """Prepare a forward pass over ``positions`` (int64 ``(T,)``, consecutive) of the sequence."""
+        device = self.cache.storages[0].device
+        table = torch.tensor([self.blocks], dtype=torch.int32, device=device)
+        block_size = self.cache.spec.block_size
+        slots = table[0].long()[positions // block_size] * block_size + positions % block_size
+        counts = torch.tensor([0, len(positions)], dtype=torch.int32, device=device)
+        self.metadata = AttentionMetadata(slots, table, (positions[-1:] + 1).int(), counts)
+
+    def __call__(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """Write this layer's K and V, then attend."""
+        kv, mode, meta = self.cache.kv_caches[layer], self.cache.spec.kv_cache_dtype, self.metadata
+        scales = self.scales[layer] if self.scales is not None else (None, None)
+        write_kv(
+            key, value, kv, meta.slot_mapping, mode, *scales,
+            tokens_per_program=self.tokens_per_program, heads_per_program=self.heads_per_program,
+        )  # fmt: skip
+        return paged_attention(query, kv, meta.block_table, meta.seq_lens, meta.query_start_loc, mode, *scales)
+
+
+@dataclass(eq=False)
+class PlainBackend:
+    """The reference: K and V kept as they are, or rounded to ``dtype``, in ordinary tensors."""
+
+    dtype: torch.dtype = torch.float32
+    max_tokens: int = 8192
+    kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict, init=False)
+
+    def begin(self, positions: torch.Tensor) -> None:
+        """Nothing to prepare; a pass that starts at position 0 starts afresh."""
+        if int(positions[0]) == 0:
+            self.kept.clear()
+
+    def __call__(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """Append K and V, then attend causally in float32."""
+        new = tuple(t.to(self.dtype).float() for t in (key, value))
+        if layer in self.kept:
+            new = tuple(torch.cat(pair) for pair in zip(self.kept[layer], new, strict=True))
+        self.kept[layer] = new
+        keys, values = (t.repeat_interleave(query.shape[1] // key.shape[1], 1).transpose(0, 1) for t in new)
+        scores = query.transpose(0, 1) @ keys.transpose(1, 2) * query.shape[-1] ** -0.5
+        hidden = torch.ones(len(query), keys.shape[1], dtype=torch.bool, device=query.device)
+        hidden = hidden.triu(keys.shape[1] - len(query) + 1)
+        return (scores.masked_fill(hidden, float("-inf")).softmax(-1) @ values).transpose(0, 1)
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What a run gave: token ids, their text, and how far the two best logits lay apart at each token."""
+
+    token_ids: tuple[int, ...]
+    text: str
+    margins: tuple[float, ...]
+
+
+def generate(
+    model: LanguageModel,
+    backend: PagedBackend | PlainBackend,
+    prompt: list[int],
+    max_new_tokens: int,
+    *,
+    chunk: int | None = None,
+) -> Generation:
+    """Prefill ``prompt``, then decode greedily until the stop token or ``max_new_tokens``.
+
+    Args:
+        chunk: prefill this many tokens a forward pass; default all at once.
+
+    Raises:
+        ValueError: an empty prompt, or one that with its answer does not fit the backend's blocks.
+    """
+    if not prompt or max_new_tokens < 1:
+        raise ValueError(f"nothing to do: a prompt of {len(prompt)} tokens and {max_new_tokens} new tokens")
+    if len(prompt) + max_new_tokens > backend.max_tokens:
+        raise ValueError(
+            f"the prompt has {len(prompt)} tokens and {max_new_tokens} are to be generated, but the cache has room for "
+            f"{backend.max_tokens}: give it more blocks or ask for fewer tokens"
+        )
+    answer, margins, done = [], [], 0
+    while len(answer) < max_new_tokens:
+        for part in torch.tensor([*prompt, *answer][done:], device=model.device).split(chunk or len(prompt)):
+            positions = torch.arange(done, done + len(part), device=model.device)
+            backend.begin(positions)
+            logits = model.forward(part, positions, backend)[-1]
+            done += len(part)
+        best = logits.topk(2)
+        answer.append(int(best.indices[0]))
+        margins.append(float(best.values[0] - best.values[1]))
+        if answer[-1] == model.stop_token:
+            break
+    return Generation(tuple(answer), model.decode(answer), tuple(margins))
