@@ -2,7 +2,7 @@
 
 import torch
 
-from kvviz.engine.codec import device_function, from_e4m3_bits, tl, triton
+from kvviz.engine.codec import device_function, from_e4m3_bits, loop_bound, tl, triton
 from kvviz.engine.contract import cache_halves, check_queries, check_scales, check_sequences
 from kvviz.memory.codes import rotate, rotation_run, unrotate
 from kvviz.memory.spec import PER_TOKEN_HEAD_BITS
@@ -59,7 +59,7 @@ def _attention_kernel(
         total = tl.full((HEADS, ROWS, 1), 0.0, tl.float32)
         acc = tl.full((HEADS, ROWS, COLUMNS), 0.0, tl.float32)
         stop = tl.minimum(length, length - num_queries + skip + QUERIES)
-        for start in range(0, stop, TILE):
+        for start in range(0, loop_bound(stop), TILE):
             token = start + tl.arange(0, TILE).to(tl.int64)
             table = tl.load(block_table_ptr + sequence * table_row + token // block_size, mask=token < stop, other=0)
             block, place = table.to(tl.int64), token % block_size

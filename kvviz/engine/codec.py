@@ -12,6 +12,7 @@ MODE = prepare()
 import triton  # noqa: E402
 import triton.language as tl  # noqa: E402
 
+INTERPRETED = tl.constexpr(MODE == "interpreter")
 NAN_BITS = tl.constexpr(0x7FC00000)
 E4M3_NAN = tl.constexpr(0x7F)
 INFINITY = tl.constexpr(float("inf"))
@@ -23,6 +24,15 @@ def device_function(function):
     The interpreter would set up its patches of ``tl`` anew at each call of a jitted function (about 1 ms).
     """
     return function if MODE == "interpreter" else triton.jit(function)
+
+
+@device_function
+def loop_bound(number):
+    """A loaded number as the bound of a ``range``: itself on a GPU, a Python integer in the interpreter.
+
+    The interpreter of Triton 3.6 cannot turn its one-element arrays into an index under numpy 2.4.
+    """
+    return number.handle.data.item() if INTERPRETED else number
 
 
 @device_function

@@ -30,7 +30,9 @@ def check_inputs(key: torch.Tensor, value: torch.Tensor, k_cells: torch.Tensor, 
     if key.shape[1] != k_cells.shape[2]:
         raise ValueError(f"key has {key.shape[1]} KV heads and the cache has {k_cells.shape[2]}")
     if key.dtype != value.dtype or key.dtype not in FLOATS:
-        raise ValueError(f"key is {key.dtype} and value {value.dtype}: both must be one of {', '.join(map(str, FLOATS))}")
+        raise ValueError(
+            f"key is {key.dtype} and value {value.dtype}: both must be one of {', '.join(map(str, FLOATS))}"
+        )
     _same_device(k_cells, key=key, value=value)
     if key.stride(-1) != 1 or key.stride() != value.stride():
         raise ValueError(
@@ -64,12 +66,12 @@ def check_slots(slot_mapping: torch.Tensor, num_tokens: int, k_cells: torch.Tens
         raise ValueError(f"slot_mapping must be contiguous, and its stride is {slot_mapping.stride(0)}")
     slots = k_cells.shape[0] * k_cells.shape[1]
     if num_tokens and (last := int(slot_mapping.max())) >= slots:
-        raise ValueError(f"slot {last} is beyond the cache, whose {k_cells.shape[0]} blocks hold slots 0 to {slots - 1}")
+        raise ValueError(
+            f"slot {last} is beyond the cache, whose {k_cells.shape[0]} blocks hold slots 0 to {slots - 1}"
+        )
 
 
-def check_scales(
-    k_scale: torch.Tensor | None, v_scale: torch.Tensor | None, k_cells: torch.Tensor, mode: str
-) -> None:
+def check_scales(k_scale: torch.Tensor | None, v_scale: torch.Tensor | None, k_cells: torch.Tensor, mode: str) -> None:
     """Scale views: float32 ``(B, N, H)`` with equal strides for per-token-head modes, None for the others."""
     if mode not in PER_TOKEN_HEAD_BITS:
         if k_scale is not None or v_scale is not None:
@@ -119,12 +121,16 @@ def check_sequences(
         )
     starts, lengths = query_start_loc.tolist(), seq_lens.tolist()
     if starts[0] != 0 or starts[-1] != num_queries:
-        raise ValueError(f"query_start_loc must run from 0 to the {num_queries} queries, not {starts[0]} to {starts[-1]}")
+        raise ValueError(
+            f"query_start_loc must run from 0 to the {num_queries} queries, not {starts[0]} to {starts[-1]}"
+        )
     num_blocks, block_size = k_cells.shape[:2]
     for number, (length, row) in enumerate(zip(lengths, block_table.tolist(), strict=True)):
         queries, needed = starts[number + 1] - starts[number], -(-length // block_size)
         if not 0 <= queries <= length:
-            raise ValueError(f"sequence {number} has {queries} queries and {length} tokens: queries are its last tokens")
+            raise ValueError(
+                f"sequence {number} has {queries} queries and {length} tokens: queries are its last tokens"
+            )
         if needed > width:
             raise ValueError(f"sequence {number} of {length} tokens needs {needed} blocks, and the table holds {width}")
         for block in row[:needed]:

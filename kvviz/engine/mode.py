@@ -43,7 +43,7 @@ def device() -> torch.device:
 
 
 def _wanted() -> str:
-    if os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "on", "yes", "y"):
+    if _interpreter_asked():
         return "interpreter"
     if torch.version.hip or (hasattr(torch, "xpu") and torch.xpu.is_available()):
         raise RuntimeError(
@@ -53,11 +53,15 @@ def _wanted() -> str:
     return "gpu" if torch.cuda.is_available() else "interpreter"
 
 
+def _interpreter_asked() -> bool:
+    return os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "on", "yes", "y")
+
+
 def _check_imported(wanted: str) -> None:
     import triton.language as tl
 
     built = "interpreter" if type(tl.max).__name__ == "InterpretedFunction" else "gpu"
-    asked = "interpreter" if os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "on", "yes", "y") else "gpu"
+    asked = "interpreter" if _interpreter_asked() else "gpu"
     if built != wanted or asked != wanted:
         raise RuntimeError(
             f"Triton was imported for the {built} before kvviz could choose, and this process needs the {wanted} "

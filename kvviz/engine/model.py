@@ -106,7 +106,7 @@ def load(device: str | torch.device | None = None) -> LanguageModel:
     Takes about 540 MB and, on two CPU cores, a few seconds.
 
     Raises:
-        FileNotFoundError: the model file is not there; the message says how to get it.
+        ModelMissingError: the model file is not there; the message says how to get it.
     """
     import gguf
 
@@ -143,6 +143,10 @@ def _tokenizer(field: dict):
     tokenizer.decoder = decoders.ByteLevel()
     control = 3
     tokenizer.add_special_tokens(
-        [AddedToken(t, special=True, normalized=False) for t, kind in zip(tokens, kinds, strict=True) if kind == control]
+        [
+            AddedToken(t, special=True, normalized=False)
+            for t, kind in zip(tokens, kinds, strict=True)
+            if kind == control
+        ]
     )
     return tokenizer

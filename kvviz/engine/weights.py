@@ -20,6 +20,13 @@ from pathlib import Path
 STALE_SECONDS = 24 * 3600
 
 
+class ModelMissingError(FileNotFoundError):
+    """The model file is absent or wrong. A notebook shows the sentence, without a traceback."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [str(self)]
+
+
 class FetchError(OSError):
     """The model file could not be brought; the message says why and what to do."""
 
@@ -94,11 +101,11 @@ def find() -> Path:
     """The path of a model file that is whole.
 
     Raises:
-        FileNotFoundError: it is absent, truncated or another file.
+        ModelMissingError: it is absent, truncated or another file.
     """
     wrong = fault()
     if wrong:
-        raise FileNotFoundError(f"The model file {model_path()} {wrong}: run python -m kvviz fetch.")
+        raise ModelMissingError(f"The model file {model_path()} {wrong}: run python -m kvviz fetch.")
     return model_path()
 
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from kvviz.engine.codec import E4M3_NAN, encode_cells, finite, hadamard, to_bfloat16_bits, to_e4m3_bits, tl, triton
+from kvviz.engine.codec import E4M3_NAN, encode_cells, finite, hadamard, tl, to_bfloat16_bits, to_e4m3_bits, triton
 from kvviz.engine.contract import cache_halves, check_inputs, check_scales, check_slots
 from kvviz.memory.codes import rotation_run, rotation_signs
 from kvviz.memory.spec import PER_TOKEN_HEAD_BITS

@@ -69,7 +69,9 @@ class Finding:
     hits: tuple[tuple[str, int], ...] = ()
 
     def __str__(self) -> str:
-        names = self.views if len(self.views) <= 4 else (*self.views[:2], f"... {len(self.views) - 3} more", self.views[-1])
+        names = (
+            self.views if len(self.views) <= 4 else (*self.views[:2], f"... {len(self.views) - 3} more", self.views[-1])
+        )
         lines = [f"{self.kind}: {', '.join(names)}: {self.cells} cells, {self.bytes} bytes of {self.storage}"]
         lines += [f"  first: {p.text} at bytes [{p.start_bytes}, {p.stop_bytes})" for p in self.example[:4]]
         lines += [f"  lands on {what}: {count}" for what, count in self.hits]
@@ -240,7 +242,7 @@ class _Atlas:
         self._owners: dict[str, np.ndarray] = {}
 
     def _owner(self, storage: Storage) -> np.ndarray:
-        """The number of the owning view for each byte of a storage, -1 where nobody owns it; data goes before scales."""
+        """The number of the owning view for each byte of a storage, -1 for nobody; data goes before scales."""
         if storage.name not in self._owners:
             owner = np.full(storage.nbytes, -1, np.int32)
             mine = [(number, v) for number, v in enumerate(self._views) if v.storage.name == storage.name]
@@ -269,7 +271,9 @@ class _Atlas:
 
 def _misplaced(view: View, rightful: View, atlas: _Atlas) -> Iterator[Finding]:
     if view.shape != rightful.shape:
-        raise ValueError(f"{view.name} has shape {view.shape} and its rightful map {rightful.shape}: they must be equal")
+        raise ValueError(
+            f"{view.name} has shape {view.shape} and its rightful map {rightful.shape}: they must be equal"
+        )
     starts, meant = view.starts.ravel(), rightful.starts.ravel()
     wrong = starts != meant
     if view.storage != rightful.storage:

@@ -38,6 +38,10 @@ class KVCache:
         shared = len(self.storages) == 1
         return Storage("cache" if shared else f"layer {layer}", self.storages[0 if shared else layer].numel())
 
+    def storages_by_name(self) -> dict[str, torch.Tensor]:
+        """The flat storages under the names that :meth:`storage_of` gives them."""
+        return {self.storage_of(layer).name: storage for layer, storage in enumerate(self.storages)}
+
     def owners(self) -> tuple[View, ...]:
         """Who rightly owns what: each layer's K and V data and, where the mode has them, scales.
 

@@ -7,6 +7,7 @@ import torch
 
 from kvviz.memory.spec import SCALE_BYTES
 
+
 def kv_halves(kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """K cells and V cells of one layer's view, each ``(B, N, H, C)``, sharing its memory.
 

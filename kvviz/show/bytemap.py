@@ -127,7 +127,9 @@ def byte_map(
     edges = np.flatnonzero((table[:, 1:] != table[:, :-1]).any(axis=0)) + 1
     bounds = [0, *edges.tolist(), stop - start]
     runs = tuple(
-        _run(start + first, start + last, _parts(owners, owner_cells[:, first]), _parts(writers, writer_cells[:, first]))
+        _run(
+            start + first, start + last, _parts(owners, owner_cells[:, first]), _parts(writers, writer_cells[:, first])
+        )
         for first, last in zip(bounds[:-1], bounds[1:], strict=True)
     )
     return ByteMap(storage, start, stop, runs, _read(values, storage, start, stop))

@@ -40,6 +40,9 @@ def attention_reference(query, key, value, num_context):
     key, value = (t.float().repeat_interleave(group, 1) for t in (key, value))
     scores = torch.einsum("thd,shd->hts", query.float(), key) * query.shape[-1] ** -0.5
     positions = torch.arange(num_context, device=query.device)
-    seen = positions[None, :] <= (num_context - query.shape[0] + torch.arange(query.shape[0], device=query.device))[:, None]
+    seen = (
+        positions[None, :]
+        <= (num_context - query.shape[0] + torch.arange(query.shape[0], device=query.device))[:, None]
+    )
     weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
     return torch.einsum("hts,shd->thd", weights, value)

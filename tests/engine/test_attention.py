@@ -48,7 +48,9 @@ def test_matches_the_dequantised_cache(mode, layout, num_queries):
     assert (attend(cache, query, table, 21) - want).abs().max() < 2e-2
 
 
-@pytest.mark.parametrize("pair", [("NHD", "cross-layer NHD"), ("HND", "cross-layer HND"), ("LBNHC", "BLNHC"), ("LBHNC", "BHLNC")])
+@pytest.mark.parametrize(
+    "pair", [("NHD", "cross-layer NHD"), ("HND", "cross-layer HND"), ("LBNHC", "BLNHC"), ("LBHNC", "BHLNC")]
+)
 @pytest.mark.parametrize("mode", MODES)
 def test_per_layer_and_cross_layer_are_bit_equal(mode, pair):
     query = torch.randn(2, 9, 64, generator=torch.Generator().manual_seed(3)).to(DEVICE)
@@ -81,7 +83,13 @@ def test_several_sequences_in_one_launch():
         key, value = read_reference(cache.kv_caches[0], slot, mode, 64, *views(cache)[0].values())
         wants.append(attention_reference(rows[-1], key, value, length))
     got = paged_attention(
-        torch.cat(rows), cache.kv_caches[0], int32(tables), int32(lengths), int32([0, 1, 10, 30]), mode, **views(cache)[0]
+        torch.cat(rows),
+        cache.kv_caches[0],
+        int32(tables),
+        int32(lengths),
+        int32([0, 1, 10, 30]),
+        mode,
+        **views(cache)[0],
     )
     assert (got - torch.cat(wants)).abs().max() < 2e-2
 

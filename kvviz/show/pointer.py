@@ -1,0 +1,169 @@
+"""Pointing at a finding on a drawn map: from where a scale is meant to be to where it lands, or who claims a place."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.patches import FancyArrowPatch
+from matplotlib.patheffects import withStroke
+from matplotlib.path import Path
+
+from kvviz.memory.audit import Finding, Place
+from kvviz.show.bytemap import ByteMap
+from kvviz.show.canvas import BODY, INK, OUTLINE, Box, draw_boxes, text_inches
+
+POINTED = ("collision", "misplaced", "permuted")
+"""Kinds of findings that can be pointed at."""
+
+MEANT, LANDS = "meant", "lands"
+HALO = [withStroke(linewidth=4, foreground="white")]
+SWING_INCHES = 0.34
+"""How far an arrow between two places of one column swings out."""
+
+
+def shows(record: ByteMap, finding: Finding) -> bool:
+    """Whether the map was made from views that have this finding, and its window holds an end of it."""
+    if record.storage.name != finding.storage:
+        return False
+    ends = [place for place in finding.example if _inside(record, place)]
+    if not ends:
+        return False
+    if finding.kind == "collision":
+        return all(_writes(record, place, place) for place in ends)
+    landed, meant = finding.example
+    if _inside(record, landed):
+        return _writes(record, landed, landed)
+    return not _writes(record, landed, meant)
+
+
+def _inside(record: ByteMap, place: Place) -> bool:
+    return record.start <= place.start_bytes < record.stop
+
+
+def _writes(record: ByteMap, who: Place, where: Place) -> bool:
+    """Whether the element ``who`` is among the writers of the byte at which ``where`` starts."""
+    writers = record.at(where.start_bytes).writers
+    return any(part.view == who.view and part.index == who.index[: len(part.index)] for part in writers)
+
+
+def point(ax: Axes, record: ByteMap, row_bytes: int, finding: Finding, per_inch: tuple[float, float]) -> list[Box]:
+    """Draw the pointer; ``per_inch`` is bytes and rows an inch. Returns the boxes that no other text may enter."""
+    places = finding.example[:1] if finding.kind == "collision" else finding.example
+    boxes = [box_of(record, row_bytes, place) if _inside(record, place) else None for place in places]
+    draw_boxes(ax, [(box, OUTLINE) for box in boxes if box])
+    if finding.kind == "collision":
+        return _callout(ax, boxes[0], claim_of(finding), row_bytes, per_inch)
+    landed, meant = boxes
+    taken = _arrow(ax, meant, landed, row_bytes, per_inch) if landed and meant else []
+    for box, other, word in ((meant, landed, MEANT), (landed, meant, LANDS)):
+        if box:
+            taken.append(_label(ax, box, other, word, row_bytes, per_inch))
+    return taken
+
+
+def box_of(record: ByteMap, row_bytes: int, place: Place) -> Box:
+    """Where a place is drawn: its bytes, cut at the end of the row in which they start."""
+    row, left = divmod(place.start_bytes - record.start, row_bytes)
+    return (left, min(left + place.stop_bytes - place.start_bytes, row_bytes), row, row + 1)
+
+
+def claim_of(finding: Finding) -> str:
+    """``24 layers write these 4 bytes``, and as what."""
+    start = max(place.start_bytes for place in finding.example)
+    size = min(place.stop_bytes for place in finding.example) - start
+    layers = Counter(_without_layer(view) for view in finding.views)
+    if len(layers) == 1 and "" not in layers:
+        name, count = next(iter(layers.items()))
+        return f"{count} layers write these {size} bytes, each as its {name}"
+    names = [name if count == 1 else f"the {name} of {count} layers" for name, count in _named(finding.views, layers)]
+    return f"{len(finding.views)} views write these {size} bytes: {', '.join(names)}"
+
+
+def _named(views: Sequence[str], layers: Counter) -> list[tuple[str, int]]:
+    """Names with counts: views of several layers by what they have in common, others by their own name."""
+    found = {}
+    for view in views:
+        common = _without_layer(view)
+        name = common if common and layers[common] > 1 else view
+        found[name] = found.get(name, 0) + 1
+    return list(found.items())
+
+
+def _without_layer(view: str) -> str:
+    """``K scale`` of ``layer 3 K scale``; nothing where a name has another form."""
+    words = view.split()
+    return " ".join(words[2:]) if len(words) > 2 and words[0] == "layer" and words[1].isdecimal() else ""
+
+
+def overlaps(box: Box, others: Sequence[Box]) -> bool:
+    """Whether a box meets one of the others."""
+    return any(box[0] < o[1] and o[0] < box[1] and box[2] < o[3] and o[2] < box[3] for o in others)
+
+
+def _arrow(ax: Axes, meant: Box, landed: Box, row_bytes: int, per_inch: tuple[float, float]) -> list[Box]:
+    corners = bend(meant, landed, row_bytes, SWING_INCHES * per_inch[0])
+    path = Path(corners, [Path.MOVETO, Path.CURVE4, Path.CURVE4, Path.CURVE4])
+    arrow = FancyArrowPatch(
+        path=path, arrowstyle="-|>", mutation_scale=11, lw=1.6, color=INK, zorder=6, shrinkA=0, shrinkB=0
+    )
+    arrow.set(path_effects=HALO, clip_on=False)
+    ax.add_patch(arrow)
+    clear_x, clear_y = 0.05 * per_inch[0], 0.05 * per_inch[1]
+    steps = [along / 40 for along in range(41)]
+    return [(x - clear_x, x + clear_x, y - clear_y, y + clear_y) for x, y in (_on_curve(corners, t) for t in steps)]
+
+
+def bend(meant: Box, landed: Box, row_bytes: int, swing: float) -> list[tuple[float, float]]:
+    """The arrow's Bézier points: between the sides that face each other, or around where one is above the other."""
+    y_from, y_to = (meant[2] + meant[3]) / 2, (landed[2] + landed[3]) / 2
+    if meant[1] <= landed[0]:
+        ends, outward = (meant[1], landed[0]), (swing, -swing)
+    elif landed[1] <= meant[0]:
+        ends, outward = (meant[0], landed[1]), (-swing, swing)
+    elif max(meant[1], landed[1]) + swing <= row_bytes:
+        ends, outward = (meant[1], landed[1]), (swing, swing)
+    else:
+        ends, outward = (meant[0], landed[0]), (-swing, -swing)
+    if y_from == y_to:
+        outward = (0.0, 0.0)
+    return [(ends[0], y_from), (ends[0] + outward[0], y_from), (ends[1] + outward[1], y_to), (ends[1], y_to)]
+
+
+def _on_curve(corners: list[tuple[float, float]], t: float) -> tuple[float, float]:
+    weights = ((1 - t) ** 3, 3 * t * (1 - t) ** 2, 3 * t * t * (1 - t), t**3)
+    return tuple(sum(w * corner[axis] for w, corner in zip(weights, corners, strict=True)) for axis in (0, 1))
+
+
+def _label(ax: Axes, box: Box, other: Box | None, word: str, row_bytes: int, per_inch: tuple[float, float]) -> Box:
+    """A word beside a place, on the side that the arrow does not use, unless there is no room."""
+    need, away = text_inches(word, BODY, bold=True) * per_inch[0], 0.09 * per_inch[0]
+    left_fits, right_fits = box[0] >= need + 2 * away, box[1] + need + 2 * away <= row_bytes
+    arrow_left = bool(other) and (other[1] <= box[0] or (other[0] < box[1] and box[1] + need > row_bytes))
+    left = not right_fits or (left_fits and not arrow_left)
+    x = box[0] - away if left else box[1] + away
+    _boxed(ax, x, (box[2] + box[3]) / 2, word, "right" if left else "left")
+    span = (x - need - away, x + away) if left else (x - away, x + need + away)
+    half = max(0.5, 0.08 * per_inch[1])
+    return (*span, (box[2] + box[3]) / 2 - half, (box[2] + box[3]) / 2 + half)
+
+
+def _callout(ax: Axes, box: Box, text: str, row_bytes: int, per_inch: tuple[float, float]) -> list[Box]:
+    """A sentence above the first row, and a line from it down to the place."""
+    middle = (box[0] + box[1]) / 2
+    width = text_inches(text, BODY, bold=True) * per_inch[0]
+    left = min(max(0.0, middle - 0.3 * per_inch[0]), max(0.0, row_bytes - width))
+    height = -0.2 * per_inch[1]
+    line = Path([(middle, height + 0.06 * per_inch[1]), (middle, box[2])])
+    arrow = FancyArrowPatch(
+        path=line, arrowstyle="-|>", mutation_scale=9, lw=1.4, color=INK, zorder=6, shrinkA=0, shrinkB=0
+    )
+    arrow.set(path_effects=HALO, clip_on=False)
+    ax.add_patch(arrow)
+    _boxed(ax, left, height, text, "left")
+    return [(middle - 0.05 * per_inch[0], middle + 0.05 * per_inch[0], height, box[2])]
+
+
+def _boxed(ax: Axes, x: float, y: float, text: str, side: str) -> None:
+    pad = {"boxstyle": "square,pad=0.15", "fc": "white", "ec": "none"}
+    looks = {"fontsize": BODY, "weight": "bold", "va": "center_baseline", "bbox": pad, "zorder": 7}
+    ax.text(x, y, text, ha=side, clip_on=False, **looks)
