@@ -1,8 +1,8 @@
 """kvviz: which bytes of a KV cache belong to whom, and who is writing on whom.
 
-Three floors, each importing only those beneath it: ``kvviz.memory`` (what bytes are where),
-``kvviz.engine`` (what writes, reads and moves them) and ``kvviz.show`` (what people see; it knows
-``memory`` alone).
+``kvviz.memory`` says what bytes are where; ``kvviz.engine`` writes, reads and moves them; ``kvviz.show`` draws
+them. Engine and show import memory, and not each other. ``kvviz.report`` turns notebooks into pages and knows
+none of them.
 """
 
 __version__ = "0.1.0"

@@ -51,9 +51,9 @@ def _fetch(options: argparse.Namespace) -> int:
 
 def _report(options: argparse.Namespace) -> int:
     from kvviz import doctor
-    from kvviz.show import report
+    from kvviz.report import export
 
-    return report.main(options.notebooks, options.out, options.only, doctor.machine())
+    return export.main(options.notebooks, options.out, options.only, doctor.machine())
 
 
 def _sentence(error: Exception) -> str:

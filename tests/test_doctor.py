@@ -185,8 +185,8 @@ def test_commands_import_only_what_they_need():
 def test_report_gets_folders_and_names(monkeypatch, tmp_path):
     got = []
     fake = SimpleNamespace(main=lambda *arguments: got.append(arguments) or 3)
-    monkeypatch.setitem(sys.modules, "kvviz.show.report", fake)
-    monkeypatch.setattr("kvviz.show.report", fake, raising=False)
+    monkeypatch.setitem(sys.modules, "kvviz.report.export", fake)
+    monkeypatch.setattr("kvviz.report.export", fake, raising=False)
     status = cli.main(["report", "--notebooks", str(tmp_path), "--out", str(tmp_path / "html"), "01_cell", "02_two"])
     (notebooks, out, only, machine) = got.pop()
     assert (status, notebooks, out, only) == (3, tmp_path, tmp_path / "html", ["01_cell", "02_two"])

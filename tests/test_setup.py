@@ -96,11 +96,11 @@ def test_the_pins_are_what_runs_here():
     assert {name: version(name).partition("+")[0] for name in ours} == ours
 
 
-def test_assets_are_part_of_the_package():
-    patterns = project()["tool"]["setuptools"]["package-data"]["kvviz.show"]
-    assets = [path for path in (ROOT / "kvviz" / "show" / "assets").rglob("*") if path.is_file()]
-    covered = {path for pattern in patterns for path in (ROOT / "kvviz" / "show").glob(pattern)}
-    assert set(assets) <= covered
+def test_the_report_template_is_part_of_the_package():
+    patterns = project()["tool"]["setuptools"]["package-data"]["kvviz.report"]
+    folder = ROOT / "kvviz" / "report"
+    files = {path for path in (folder / "template").rglob("*") if path.is_file()}
+    assert files and files <= {path for pattern in patterns for path in folder.glob(pattern)}
 
 
 def test_every_target_is_there_and_in_the_help():

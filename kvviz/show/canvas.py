@@ -5,7 +5,7 @@ a greyscale print says the same. A sheet belongs to no pyplot: it shows once, as
 """
 
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -55,7 +55,7 @@ class Style:
 
 
 CONTESTED = Style(RED, INK, "/////", 0.8)
-MISPLACED = Style(ORANGE, INK, "xxxx", 0.8)
+MISPLACED = Style(ORANGE, INK, "xxx", 0.8)
 UNREACHED = Style("#FFFFFF", INK, "", 0.8)
 UNOWNED = Style(PALE, "#9A9A9A", "..", 0.0)
 OUTLINE = Style("none", INK, "", 2.0)
@@ -103,6 +103,16 @@ def wrapped(text: str, size: float, inches: float, bold: bool = False) -> list[s
         else:
             lines.append(word)
     return lines
+
+
+def ticks(size: int, most: int, edges: Container[int] = ()) -> list[int]:
+    """At most ``most`` even steps over ``[0, size]``: on edges if they can be, else ending at ``size``, else round."""
+    round_ones = {digit * 10**power for power in range(10) for digit in (1, 2, 4, 5, 8)} | {2**n for n in range(4, 31)}
+    fitting = sorted(step for step in round_ones if most / 4 <= size / step <= most) or [max(1, -(-size // most))]
+    even = [size // count for count in range(most, 2, -1) if size % count == 0]
+    on_edges = [step for step in even if all(tick in edges for tick in range(0, size, step))]
+    ending = [step for step in fitting if size % step == 0]
+    return list(range(0, size + 1, (on_edges or ending or fitting)[0]))
 
 
 class Sheet(Figure):

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyArrowPatch
-from matplotlib.patheffects import withStroke
 from matplotlib.path import Path
+from matplotlib.patheffects import withStroke
 
 from kvviz.memory.audit import Finding, Place
 from kvviz.show.bytemap import ByteMap
@@ -48,29 +48,32 @@ def _writes(record: ByteMap, who: Place, where: Place) -> bool:
 
 def point(ax: Axes, record: ByteMap, row_bytes: int, finding: Finding, per_inch: tuple[float, float]) -> list[Box]:
     """Draw the pointer; ``per_inch`` is bytes and rows an inch. Returns the boxes that no other text may enter."""
-    places = finding.example[:1] if finding.kind == "collision" else finding.example
-    boxes = [box_of(record, row_bytes, place) if _inside(record, place) else None for place in places]
-    draw_boxes(ax, [(box, OUTLINE) for box in boxes if box])
     if finding.kind == "collision":
-        return _callout(ax, boxes[0], claim_of(finding), row_bytes, per_inch)
-    landed, meant = boxes
+        run = record.at(finding.example[0].start_bytes)
+        box = box_of(record, row_bytes, run.start, run.stop)
+        draw_boxes(ax, [(box, OUTLINE)])
+        return _callout(ax, box, claim_of(finding, run.stop - run.start), row_bytes, per_inch)
+    landed, meant = (
+        box_of(record, row_bytes, place.start_bytes, place.stop_bytes) if _inside(record, place) else None
+        for place in finding.example
+    )
+    draw_boxes(ax, [(box, OUTLINE) for box in (landed, meant) if box])
     taken = _arrow(ax, meant, landed, row_bytes, per_inch) if landed and meant else []
+    limits = (row_bytes, -(-(record.stop - record.start) // row_bytes))
     for box, other, word in ((meant, landed, MEANT), (landed, meant, LANDS)):
         if box:
-            taken.append(_label(ax, box, other, word, row_bytes, per_inch))
+            taken.append(_label(ax, box, word, [*taken, *([other] if other else [])], limits, per_inch))
     return taken
 
 
-def box_of(record: ByteMap, row_bytes: int, place: Place) -> Box:
-    """Where a place is drawn: its bytes, cut at the end of the row in which they start."""
-    row, left = divmod(place.start_bytes - record.start, row_bytes)
-    return (left, min(left + place.stop_bytes - place.start_bytes, row_bytes), row, row + 1)
+def box_of(record: ByteMap, row_bytes: int, start: int, stop: int) -> Box:
+    """Where bytes ``[start, stop)`` are drawn, cut at the end of the row in which they start."""
+    row, left = divmod(start - record.start, row_bytes)
+    return (left, min(left + stop - start, row_bytes), row, row + 1)
 
 
-def claim_of(finding: Finding) -> str:
-    """``24 layers write these 4 bytes``, and as what."""
-    start = max(place.start_bytes for place in finding.example)
-    size = min(place.stop_bytes for place in finding.example) - start
+def claim_of(finding: Finding, size: int) -> str:
+    """``24 layers write these 4 bytes``, and as what; ``size`` is in bytes."""
     layers = Counter(_without_layer(view) for view in finding.views)
     if len(layers) == 1 and "" not in layers:
         name, count = next(iter(layers.items()))
@@ -125,7 +128,7 @@ def bend(meant: Box, landed: Box, row_bytes: int, swing: float) -> list[tuple[fl
     else:
         ends, outward = (meant[0], landed[0]), (-swing, -swing)
     if y_from == y_to:
-        outward = (0.0, 0.0)
+        outward = ((ends[1] - ends[0]) / 3, (ends[0] - ends[1]) / 3)
     return [(ends[0], y_from), (ends[0] + outward[0], y_from), (ends[1] + outward[1], y_to), (ends[1], y_to)]
 
 
@@ -134,17 +137,27 @@ def _on_curve(corners: list[tuple[float, float]], t: float) -> tuple[float, floa
     return tuple(sum(w * corner[axis] for w, corner in zip(weights, corners, strict=True)) for axis in (0, 1))
 
 
-def _label(ax: Axes, box: Box, other: Box | None, word: str, row_bytes: int, per_inch: tuple[float, float]) -> Box:
-    """A word beside a place, on the side that the arrow does not use, unless there is no room."""
-    need, away = text_inches(word, BODY, bold=True) * per_inch[0], 0.09 * per_inch[0]
-    left_fits, right_fits = box[0] >= need + 2 * away, box[1] + need + 2 * away <= row_bytes
-    arrow_left = bool(other) and (other[1] <= box[0] or (other[0] < box[1] and box[1] + need > row_bytes))
-    left = not right_fits or (left_fits and not arrow_left)
-    x = box[0] - away if left else box[1] + away
-    _boxed(ax, x, (box[2] + box[3]) / 2, word, "right" if left else "left")
-    span = (x - need - away, x + away) if left else (x - away, x + need + away)
-    half = max(0.5, 0.08 * per_inch[1])
-    return (*span, (box[2] + box[3]) / 2 - half, (box[2] + box[3]) / 2 + half)
+def _label(
+    ax: Axes, box: Box, word: str, taken: Sequence[Box], limits: tuple[int, int], per_inch: tuple[float, float]
+) -> Box:
+    """A word beside a place, where it is within ``limits`` (bytes and rows) and clear of what is drawn."""
+    need, away = (text_inches(word, BODY, bold=True) + 0.06) * per_inch[0], 0.06 * per_inch[0]
+    tall = max(0.9, 0.16 * per_inch[1])
+    spots = _spots(box, need, tall, away, SWING_INCHES * per_inch[0])
+    free = [s for s in spots if s[0] >= 0 and s[1] <= limits[0] and s[2] >= 0 and s[3] <= limits[1]]
+    spot = next((s for s in free if not overlaps(s, taken)), spots[0])
+    _boxed(ax, (spot[0] + spot[1]) / 2, (spot[2] + spot[3]) / 2, word, "center")
+    return spot
+
+
+def _spots(box: Box, need: float, tall: float, away: float, far: float) -> list[Box]:
+    """Where a word of size ``need`` x ``tall`` could stand: left, right, further out, under or over ``box``."""
+    middle, centre = (box[2] + box[3]) / 2, (box[0] + box[1]) / 2
+    lefts = [box[0] - away - need, box[1] + away, box[1] + away + far, box[0] - away - need - far]
+    beside = [(left, left + need, middle - tall / 2, middle + tall / 2) for left in lefts]
+    ends = [(box[3] + 0.05, box[3] + 0.05 + tall), (box[2] - 0.05 - tall, box[2] - 0.05)]
+    stacked = [(left, left + need, *end) for end in ends for left in (centre - need / 2, box[0], box[1] - need)]
+    return beside + stacked
 
 
 def _callout(ax: Axes, box: Box, text: str, row_bytes: int, per_inch: tuple[float, float]) -> list[Box]:
@@ -152,8 +165,8 @@ def _callout(ax: Axes, box: Box, text: str, row_bytes: int, per_inch: tuple[floa
     middle = (box[0] + box[1]) / 2
     width = text_inches(text, BODY, bold=True) * per_inch[0]
     left = min(max(0.0, middle - 0.3 * per_inch[0]), max(0.0, row_bytes - width))
-    height = -0.2 * per_inch[1]
-    line = Path([(middle, height + 0.06 * per_inch[1]), (middle, box[2])])
+    height = -0.27 * per_inch[1]
+    line = Path([(middle, height + 0.1 * per_inch[1]), (middle, box[2])])
     arrow = FancyArrowPatch(
         path=line, arrowstyle="-|>", mutation_scale=9, lw=1.4, color=INK, zorder=6, shrinkA=0, shrinkB=0
     )

@@ -17,10 +17,10 @@ from nbconvert import HTMLExporter
 from nbconvert.filters import strip_ansi
 from nbformat import NotebookNode
 
-from kvviz.show.paths import shortener
-from kvviz.show.prose import Prose
+from kvviz.report.paths import shortener
+from kvviz.report.prose import Prose
 
-ASSETS = Path(__file__).resolve().parent / "assets"
+TEMPLATE = Path(__file__).resolve().parent / "template"
 CUSTOMARY = ("kernels", "machine", "torch", "triton", "python", "kvviz")
 """The labels of a machine, in the order in which a page shows them; others follow."""
 
@@ -100,9 +100,9 @@ def render_page(executed: NotebookNode, title: str, frame: Frame, before: Link |
 
 def render_index(entries: Sequence[Entry], frame: Frame, total: str) -> str:
     """Return the list of pages; ``total`` is a sentence about the whole run."""
-    loader = FileSystemLoader(ASSETS / "report")
+    loader = FileSystemLoader(TEMPLATE)
     template = Environment(loader=loader, autoescape=True, undefined=StrictUndefined).get_template("pages.html.j2")
-    css = Markup((ASSETS / "report" / "report.css").read_text(encoding="utf-8"))
+    css = Markup((TEMPLATE / "report.css").read_text(encoding="utf-8"))
     return template.render(entries=entries, frame=frame, total=total, css=css, promise=Markup)
 
 
@@ -110,7 +110,7 @@ def _exporter() -> HTMLExporter:
     quiet = logging.getLogger(__name__)  # nbconvert grumbles about pictures in outputs that have no description
     quiet.setLevel(logging.ERROR)
     return HTMLExporter(
-        template_name="report", extra_template_basedirs=[str(ASSETS)], exclude_output_prompt=True, log=quiet
+        template_name=TEMPLATE.name, extra_template_basedirs=[str(TEMPLATE.parent)], exclude_output_prompt=True, log=quiet
     )
 
 

@@ -21,8 +21,8 @@ from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernel
 from nbconvert.filters import strip_ansi
 from nbformat import NotebookNode
 
-from kvviz.show.paths import PACKAGE
-from kvviz.show.prose import Prose, first_paragraph, plain
+from kvviz.report.paths import PACKAGE
+from kvviz.report.prose import Prose, first_paragraph, plain
 
 OUTPUT_TIMEOUT_S = 60
 """How long a finished cell may take to deliver its outputs; nbclient's 4 s drop them under load, without a word."""

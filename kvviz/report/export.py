@@ -16,9 +16,9 @@ from typing import TextIO
 
 from nbformat import NotebookNode
 
-from kvviz.show.notebook import Failure, Notebook, execute, read
-from kvviz.show.page import CUSTOMARY, Entry, Frame, Link, render_index, render_page
-from kvviz.show.paths import shortener
+from kvviz.report.notebook import Failure, Notebook, execute, read
+from kvviz.report.page import CUSTOMARY, Entry, Frame, Link, render_index, render_page
+from kvviz.report.paths import shortener
 
 CELL_TIMEOUT_S = 900
 PLAIN_EVERY_S = 10.0
