@@ -1,0 +1,196 @@
+"""The byte map against a count of every byte by hand."""
+
+import contextlib
+import itertools
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kvviz.memory.buffers import allocate
+from kvviz.memory.layout import LAYOUTS
+from kvviz.memory.spec import CacheSpec
+from kvviz.memory.view import Storage, View
+from kvviz.show.bytemap import MAX_WINDOW_BYTES, STATES, ByteMap, Part, byte_map, rows
+
+INT8 = "int8_per_token_head"
+
+
+def cells_of(view: View) -> dict[int, Part]:
+    """Byte -> the cell that claims it, one index after the other in plain Python; the last claim counts."""
+    cells = {}
+    in_bytes = view.axes[-1:] == ("byte",)
+    for index in itertools.product(*map(range, view.shape)):
+        first = (view.offset + sum(i * s for i, s in zip(index, view.stride, strict=True))) * view.itemsize
+        cell = index[:-1] if in_bytes else index
+        for byte in range(first, first + view.itemsize):
+            cells[byte] = Part(view.name, view.role, cell, view.axes[: len(cell)])
+    return cells
+
+
+def brute_force(owners, claims, start: int, stop: int) -> list[tuple]:
+    """For each byte: its first owner (data first), its writers in order, and its state."""
+    claimed = {view.name for view in claims}
+    own = [cells_of(view) for view in owners]
+    write = [cells_of(view) for view in [*(v for v in owners if v.name not in claimed), *claims]]
+    answer = []
+    for byte in range(start, stop):
+        mine = [cells[byte] for cells in own if byte in cells]
+        writers = tuple(cells[byte] for cells in write if byte in cells)
+        owner = next((part for part in mine if part.role == "data"), mine[0] if mine else None)
+        if len(writers) > 1:
+            state = "contested"
+        elif writers:
+            state = "right" if writers[0] in mine else "misplaced"
+        else:
+            state = "unreached" if mine else "unowned"
+        answer.append((owner, writers, state))
+    return answer
+
+
+def per_byte(record: ByteMap) -> list[tuple]:
+    return [(r.owner, r.writers, r.state) for r in record.runs for _ in range(r.start, r.stop)]
+
+
+def views_of(cache, carve: str | None, storage: Storage):
+    claims = cache.claims(cache.carve_scales(carve)) if carve else ()
+    return [v for v in cache.owners() if v.storage == storage], [v for v in claims if v.storage == storage]
+
+
+def caches():
+    """Every layout and carving that exists, with and without a tail, padded and not; sizes drawn by lot."""
+    lot = random.Random(48412)
+    for name, carve, tail, padded in itertools.product(LAYOUTS, ("shape", "strides", None), (True, False), (0, 12)):
+        layout = LAYOUTS[name]
+        if layout.packing == "packed" and carve == "shape":
+            continue
+        mode = "bfloat16" if carve is None else lot.choice((INT8, "fp8_per_token_head", "int4_per_token_head"))
+        if carve is None and not tail:
+            continue
+        sizes = [lot.randint(1, 3), lot.randint(1, 3), lot.randint(1, 2), lot.randint(1, 2)]
+        spec = CacheSpec(*sizes, 16, mode, tail=tail)
+        if padded:
+            spec = replace(spec, page_size_padded=spec.content_page_size_bytes + padded)
+        with contextlib.suppress(ValueError):  # heads outside the page: no padding there
+            yield pytest.param(allocate(spec, layout, "meta"), carve, id=f"{name}-{carve}-tail{tail}-pad{padded}")
+
+
+@pytest.mark.parametrize("cache, carve", list(caches()))
+def test_equals_a_count_by_hand(cache, carve):
+    storage = cache.storage_of(cache.spec.num_layers - 1)
+    owners, claims = views_of(cache, carve, storage)
+    record = byte_map(owners, claims)
+    assert per_byte(record) == brute_force(owners, claims, 0, storage.nbytes)
+    assert [r.start for r in record.runs] == [0, *(r.stop for r in record.runs[:-1])]
+    assert record.runs[-1].stop == storage.nbytes == sum(record.count(state) for state in STATES)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_equals_a_count_by_hand_for_views_of_any_shape(seed):
+    lot = random.Random(seed)
+    storage = Storage("heap", 96)
+
+    def view(name: str, role: str) -> View:
+        while True:
+            shape = tuple(lot.randint(1, 3) for _ in range(2))
+            stride, itemsize = tuple(lot.randint(3, 9) for _ in range(2)), lot.choice((1, 2, 4))
+            made = View(name, storage, shape, stride, lot.randint(0, 6), itemsize, ("block", "token"), role)
+            if max(made.all_bytes) < storage.nbytes and len(set(made.all_bytes)) == len(made.all_bytes):
+                return made
+
+    owners = [view("layer 0 K data", "data"), view("layer 0 K scale", "scale"), view("other", "scale")]
+    claims = [view("layer 0 K scale", "scale"), view("other", "scale")][: lot.randint(0, 2)]
+    start = lot.randint(0, 60)
+    stop = lot.randint(start + 1, 96)
+    record = byte_map(owners, claims, window=(start, stop))
+    assert per_byte(record) == brute_force(owners, claims, start, stop)
+
+
+def test_every_state_occurs_in_these_tests():
+    seen = set()
+    for case in caches():
+        cache, carve = case.values
+        owners, claims = views_of(cache, carve, cache.storage_of(0))
+        seen |= {run.state for run in byte_map(owners, claims).runs}
+    assert seen == set(STATES)
+
+
+@pytest.fixture
+def story():
+    """The corruption: 4 layers, 4 blocks, cross-layer, scale views carved from the shape."""
+    return allocate(CacheSpec(4, 4, 2, 2, 16, INT8), "cross-layer NHD")
+
+
+def test_counts_of_the_story(story):
+    record = byte_map(*views_of(story, "shape", story.storage_of(0)))
+    assert [record.count(state) for state in STATES] == [2048, 128, 0, 384, 0]
+    run = record.at(16)
+    assert (run.start, run.stop, run.state) == (16, 20, "contested")
+    assert [part.layer for part in run.writers] == [0, 1, 2, 3]
+    assert str(run) == (
+        "[16, 20) contested: layer 0 K scale [block 0, token 0, head 0] <- layer 1 K scale [block 0, token 0, head 0]; "
+        "layer 2 K scale [block 0, token 0, head 0], and 1 more"
+    )
+
+
+@pytest.mark.parametrize("window", [(0, 1), (17, 19), (155, 805), (2559, 2560)])
+def test_a_window_is_a_part_of_the_whole(story, window):
+    owners, claims = views_of(story, "shape", story.storage_of(0))
+    whole, part = byte_map(owners, claims), byte_map(owners, claims, window=window)
+    assert per_byte(part) == per_byte(whole)[slice(*window)]
+    assert (part.start, part.stop) == (part.runs[0].start, part.runs[-1].stop) == window
+
+
+def test_values_are_the_bytes_of_the_window(story):
+    owners = story.owners()
+    story.storages[0].copy_(torch.arange(2560, dtype=torch.int32).to(torch.uint8))
+    assert byte_map(owners, values=story.storages[0], window=(250, 260)).values == bytes(
+        [250, 251, 252, 253, 254, 255, 0, 1, 2, 3]
+    )
+    assert byte_map(owners).values is None
+    assert byte_map(owners, values=story.storages[0].to("meta")).values is None
+    assert byte_map(owners, values=story.storages[0].numpy(), window=(0, 2)).values == bytes([0, 1])
+
+
+@pytest.mark.parametrize("row_bytes", [1, 7, 160, 5000])
+def test_rows_hold_every_byte_once(story, row_bytes):
+    record = byte_map(*views_of(story, "shape", story.storage_of(0)), window=(33, 1111))
+    cut = rows(record, row_bytes)
+    assert [row.start for row in cut] == list(range(33, 1111, row_bytes))
+    runs = [run for row in cut for run in row.runs]
+    assert [(r.owner, r.writers, r.state) for r in runs for _ in range(r.start, r.stop)] == per_byte(record)
+    for row in cut:
+        assert all(row.start <= run.start < run.stop <= row.start + row_bytes for run in row.runs)
+
+
+def test_rows_of_a_page_say_whose_they_are(story):
+    labels = [row.label for row in rows(byte_map(story.owners()), 160)]
+    assert labels == [f"block {block} · layer {layer}" for block in range(4) for layer in range(4)]
+    assert rows(byte_map(story.owners()), 320)[0].label == ""
+
+
+def test_a_view_of_another_name_is_a_part_without_layer():
+    part = Part("someone's K", "data", (3,), ("row",))
+    assert (part.layer, part.half, str(part)) == (None, "K", "someone's K [row 3]")
+
+
+def test_errors_name_the_values(story):
+    owners = story.owners()
+    with pytest.raises(ValueError, match=r"window \[0, 9999\) must lie in cache of 2560 bytes"):
+        byte_map(owners, window=(0, 9999))
+    with pytest.raises(ValueError, match=r"window \[5, 5\)"):
+        byte_map(owners, window=(5, 5))
+    with pytest.raises(ValueError, match="the 0 views lie in 0: none"):
+        byte_map(())
+    with pytest.raises(ValueError, match="4: layer 0, layer 1, layer 2, layer 3"):
+        byte_map(allocate(story.spec, "NHD", "meta").owners())
+    with pytest.raises(ValueError, match="values has 3 bytes and cache has 2560"):
+        byte_map(owners, values=torch.zeros(3, dtype=torch.uint8))
+    with pytest.raises(ValueError, match="byte 2560 is outside the map's window"):
+        byte_map(owners).at(2560)
+    with pytest.raises(ValueError, match="row_bytes must be at least 1, not 0"):
+        rows(byte_map(owners), 0)
+    huge = View("all", Storage("huge", MAX_WINDOW_BYTES + 1), (1,), (1,))
+    with pytest.raises(ValueError, match=f"at most {MAX_WINDOW_BYTES}"):
+        byte_map([huge])
