@@ -110,7 +110,10 @@ def _exporter() -> HTMLExporter:
     quiet = logging.getLogger(__name__)  # nbconvert grumbles about pictures in outputs that have no description
     quiet.setLevel(logging.ERROR)
     return HTMLExporter(
-        template_name=TEMPLATE.name, extra_template_basedirs=[str(TEMPLATE.parent)], exclude_output_prompt=True, log=quiet
+        template_name=TEMPLATE.name,
+        extra_template_basedirs=[str(TEMPLATE.parent)],
+        exclude_output_prompt=True,
+        log=quiet,
     )
 
 
