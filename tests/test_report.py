@@ -13,11 +13,11 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
+from kvviz.report.export import main
 from kvviz.report.notebook import read
 from kvviz.report.page import Frame, Link, render_page
 from kvviz.report.paths import PACKAGE, shortener
 from kvviz.report.prose import Prose, mathml
-from kvviz.report.export import main
 
 MACHINE = {"python": "3.x", "kernels": "interpreter on the CPU", "seat <b>": "a & b"}
 SCRIPT = "<script>alert(1)</script>"

@@ -116,8 +116,9 @@ def use_uniform_kv_cache(connector: KVConnector | None, config: EngineConfig, *,
         connector: None where there is none.
         gate: whether the allocation refuses per-token-head modes whoever asks, as vLLM 0.27.1 does (PR 49226).
     """
+    preferred = connector is not None and bool(connector.prefer_cross_layer_blocks(config))
     conditions = [
-        ("a connector prefers cross-layer blocks", bool(connector and connector.prefer_cross_layer_blocks(config))),
+        ("a connector prefers cross-layer blocks", preferred),
         ("one KV cache group", config.num_kv_cache_groups == 1),
         ("the backend indexes by block stride", config.indexes_kv_by_block_stride),
     ]

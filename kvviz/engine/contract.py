@@ -90,13 +90,20 @@ def check_scales(k_scale: torch.Tensor | None, v_scale: torch.Tensor | None, k_c
 
 
 def check_queries(query: torch.Tensor, k_cells: torch.Tensor, mode: str) -> None:
-    """Queries: ``(T, Hq, D)``, Hq a multiple of the KV heads, innermost stride 1."""
+    """Queries: ``(T, Hq, D)``, Hq a multiple of the KV heads, innermost stride 1, no two at one address.
+
+    The output gets the query's strides, so an expanded query would have its outputs overwrite one another.
+    """
     if query.dim() != 3 or query.dtype not in FLOATS:
         raise ValueError(f"query must be (T, Hq, D) in float, not {query.dtype} of shape {tuple(query.shape)}")
     if query.shape[1] % k_cells.shape[2]:
         raise ValueError(f"{query.shape[1]} query heads cannot be grouped over {k_cells.shape[2]} KV heads")
     if query.stride(-1) != 1:
         raise ValueError(f"the innermost stride of query is {query.stride(-1)}, not 1")
+    if _may_overlap(query):
+        raise ValueError(
+            f"query {tuple(query.shape)} with strides {query.stride()} has several elements at one address"
+        )
     _same_device(k_cells, query=query)
     check_head_size(query.shape[-1], k_cells, mode)
 
@@ -104,7 +111,7 @@ def check_queries(query: torch.Tensor, k_cells: torch.Tensor, mode: str) -> None
 def check_sequences(
     block_table: torch.Tensor, seq_lens: torch.Tensor, query_start_loc: torch.Tensor, num_queries: int, k_cells
 ) -> None:
-    """Block table ``(S, W)``, ``seq_lens`` ``(S,)``, ``query_start_loc`` ``(S + 1,)``, all int32.
+    """Block table ``(S, W)``, ``seq_lens`` ``(S,)``, ``query_start_loc`` ``(S + 1,)``, all int32, innermost stride 1.
 
     Every block that a sequence's tokens need must be in the table and in the cache.
     """
@@ -113,12 +120,16 @@ def check_sequences(
     for name, tensor in tensors.items():
         if tensor.dtype != torch.int32 or tensor.dim() != (2 if name == "block_table" else 1):
             raise ValueError(f"{name} must be int32, not {tensor.dtype} of shape {tuple(tensor.shape)}")
+        if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
+            raise ValueError(f"the innermost stride of {name} is {tensor.stride(-1)}, not 1")
     count, width = block_table.shape
     if seq_lens.shape[0] != count or query_start_loc.shape[0] != count + 1:
         raise ValueError(
             f"{count} rows of block_table need {count} seq_lens and {count + 1} query_start_loc, "
             f"not {seq_lens.shape[0]} and {query_start_loc.shape[0]}"
         )
+    if num_queries == 0:
+        raise ValueError(f"0 queries of {count} sequences: there is nothing to attend")
     starts, lengths = query_start_loc.tolist(), seq_lens.tolist()
     if starts[0] != 0 or starts[-1] != num_queries:
         raise ValueError(
@@ -138,6 +149,16 @@ def check_sequences(
                 raise ValueError(
                     f"block_table of sequence {number} names block {block}; the cache has 0 to {num_blocks - 1}"
                 )
+
+
+def _may_overlap(tensor: torch.Tensor) -> bool:
+    """True unless each stride steps over everything inside it."""
+    reach = 1
+    for step, size in sorted((s, n) for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1):
+        if step < reach:
+            return True
+        reach += step * (size - 1)
+    return False
 
 
 def _same_device(k_cells: torch.Tensor, **tensors: torch.Tensor) -> None:

@@ -162,7 +162,7 @@ def _out_of_bounds(view: View) -> Iterator[Finding]:
     if outside.any():
         reached = view.bytes_of(starts[outside])
         reached = np.unique(reached[(reached < 0) | (reached >= view.storage.nbytes)])
-        first = _place(view, int(np.flatnonzero(outside)[0]))
+        first = _place(view, int(np.flatnonzero(outside)[np.argmin(starts[outside])]))
         yield Finding("out_of_bounds", (view.name,), view.storage.name, int(outside.sum()), len(reached), (first,))
 
 
@@ -209,6 +209,7 @@ def _collisions_in_storage(views: list[View]) -> Iterator[Finding]:
         return
     who = np.stack([_member(size, bytes_)[shared] for bytes_ in claimed])
     sets, which = np.unique(who, axis=1, return_inverse=True)
+    which = which.ravel()  # numpy 2.0 gives it another axis
     for number in sorted(range(sets.shape[1]), key=lambda n: int(shared[which == n][0])):
         disputed = shared[which == number]
         members = [view for view, inside in zip(views, sets[:, number], strict=True) if inside]

@@ -106,13 +106,16 @@ def allocate(
         fill: 0 to 255.
 
     Raises:
-        ValueError: an unknown layout, a refused padding, or ``one_storage=False`` with a cross-layer layout.
+        ValueError: an unknown layout, a refused padding, a fill that is no byte, or ``one_storage=False`` with a
+            cross-layer layout.
         MemoryError: the buffers do not fit in the device's free memory; nothing has been allocated then.
     """
     layout = get_layout(layout) if isinstance(layout, str) else layout
     strides = layout.strides_bytes(spec)
     if layout.cross_layer and one_storage is False:
         raise ValueError(f"layout {layout.name} interleaves all layers in one buffer: one_storage=False cannot be met")
+    if not 0 <= fill <= 255:
+        raise ValueError(f"fill is the value of every byte, 0 to 255, not {fill}")
     shared = layout.cross_layer or bool(one_storage)
     check_fits(spec.buffer_bytes, device)
     count, nbytes = (1, spec.buffer_bytes) if shared else (spec.num_layers, spec.layer_bytes)

@@ -18,7 +18,10 @@ FILLS = (0x00, 0xFF)
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """Predicted against observed bytes of all storages; each array is bool, one entry a byte, by storage name."""
+    """Predicted against observed bytes of all storages; each array is bool, one entry a byte, by storage name.
+
+    A storage that only one side names counts as all False on the other.
+    """
 
     predicted: dict[str, np.ndarray]
     observed: dict[str, np.ndarray]
@@ -26,12 +29,12 @@ class Comparison:
     @property
     def unpredicted(self) -> int:
         """Bytes reached although no view claims them."""
-        return sum(int((self.observed[name] & ~self.predicted[name]).sum()) for name in self.predicted)
+        return _count_beyond(self.observed, self.predicted)
 
     @property
     def unreached(self) -> int:
         """Bytes claimed and not reached."""
-        return sum(int((self.predicted[name] & ~self.observed[name]).sum()) for name in self.predicted)
+        return _count_beyond(self.predicted, self.observed)
 
     @property
     def equal(self) -> bool:
@@ -46,17 +49,24 @@ class Comparison:
         )
 
 
+def _count_beyond(these: dict[str, np.ndarray], those: dict[str, np.ndarray]) -> int:
+    """Bytes of ``these`` that are not among ``those``."""
+    return sum(int((mask & ~those[name] if name in those else mask).sum()) for name, mask in these.items())
+
+
 def predict(views: Iterable[View], slots: Sequence[int]) -> dict[str, np.ndarray]:
     """The bytes that ``views`` (axes block, token, ...) give to ``slots``: a bool array for each storage's name.
 
     Raises:
-        ValueError: a view without a block and a token axis in front.
+        ValueError: a view without a block and a token axis in front, or a slot beyond its blocks.
     """
     masks: dict[str, np.ndarray] = {}
     slots = np.asarray([s for s in slots if s >= 0], np.int64)
     for view in views:
         if view.axes[:2] != ("block", "token"):
             raise ValueError(f"{view.name} has the axes {view.axes}: slots are (block, token) pairs, in front")
+        if len(slots) and slots.max() >= (limit := view.shape[0] * view.shape[1]):
+            raise ValueError(f"slot {slots.max()} is beyond {view.name}, whose blocks hold slots 0 to {limit - 1}")
         mask = masks.setdefault(view.storage.name, np.zeros(view.storage.nbytes, bool))
         mask[view.bytes_of(view.starts[slots // view.shape[1], slots % view.shape[1]]).ravel()] = True
     return masks

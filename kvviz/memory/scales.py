@@ -14,7 +14,7 @@ def kv_halves(kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     Raises:
         ValueError: the view is neither ``(B, 2, N, H, C)`` nor ``(B, H, N, 2C)``, or its innermost stride is not 1.
     """
-    if kv_cache.stride(-1) != 1:
+    if kv_cache.dim() and kv_cache.stride(-1) != 1:
         raise ValueError(
             f"the KV view's innermost stride is {kv_cache.stride(-1)}, not 1: the bytes of a cell must be adjacent"
         )

@@ -6,6 +6,7 @@ included, or written down by hand; nothing here needs torch to be importable.
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from numbers import Integral
 
 import numpy as np
 
@@ -52,8 +53,13 @@ class View:
             raise ValueError(f"{self.name}: shape {self.shape} and stride {self.stride} differ in length")
         if self.axes and len(self.axes) != len(self.shape):
             raise ValueError(f"{self.name}: {len(self.axes)} axis names {self.axes} for {len(self.shape)} axes")
+        for number in (*self.shape, *self.stride, self.offset, self.itemsize):
+            if not isinstance(number, Integral):
+                raise ValueError(f"{self.name}: shape, stride, offset and itemsize are integers, not {number!r}")
         if any(n < 0 for n in self.shape) or self.itemsize < 1:
-            raise ValueError(f"{self.name}: shape {self.shape} and itemsize {self.itemsize} must not be negative")
+            raise ValueError(
+                f"{self.name}: shape {self.shape} must not be negative, itemsize {self.itemsize} at least 1"
+            )
 
     @classmethod
     def of(cls, tensor, name: str, storage: Storage, axes: tuple[str, ...] = (), role: str = "data") -> "View":

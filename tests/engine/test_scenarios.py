@@ -1,0 +1,164 @@
+"""The story's runs with the real model: right, or wrong from which token on, and over which bytes."""
+
+from functools import lru_cache
+
+import pytest
+import torch
+
+from kvviz.engine.connectors import MooncakeStoreConnector, OffloadingConnector
+from kvviz.engine.generate import Generation, PagedBackend, generate
+from kvviz.engine.scenarios import SCENARIOS, Outcome, Scenario, first_pass_bytes, run, scenario
+from kvviz.memory.buffers import allocate
+from kvviz.memory.spec import CacheSpec
+from tests.engine.test_model import PROMPT, SIZES, load_once, model, plain_run  # noqa: F401
+
+OFFLOADING = OffloadingConnector()
+PER_LAYER = Scenario()
+CROSS_LAYER = Scenario(connector=OFFLOADING)
+NO_TAIL = Scenario(connector=OFFLOADING, tail=False)
+STRIDES = Scenario(connector=OFFLOADING, carve="strides")
+GATED = Scenario(connector=OFFLOADING, gate=True)
+ON_HND = Scenario(connector=OFFLOADING, kv_cache_layout="HND")
+needs_model = pytest.mark.usefixtures("model")
+
+
+@lru_cache
+def told(which: Scenario, count: int) -> Outcome:
+    """Each run is made once, and beside the plain one."""
+    return run(which, load_once(), PROMPT, count, plain_run(torch.float32, 8).token_ids)
+
+
+@needs_model
+@pytest.mark.slow
+class TestRight:
+    def test_a_bfloat16_cache_says_what_plain_tensors_say(self):
+        reference = plain_run(torch.bfloat16, 8)
+        ours = told(Scenario("bfloat16"), 8).generation
+        assert min(reference.margins) > 1e-3
+        assert (ours.token_ids, ours.text) == (reference.token_ids, reference.text)
+        assert ours.margins == pytest.approx(reference.margins, abs=0.1)
+
+    def test_an_fp8_cache_says_the_same(self):
+        outcome = told(PER_LAYER, 6)
+        assert outcome.generation.token_ids == plain_run(torch.float32, 8).token_ids[:6]
+        assert (outcome.layout, outcome.decision.cross_layer, outcome.first_wrong) == ("NHD", False, None)
+
+    @pytest.mark.parametrize("mode", ["int8_per_token_head", "int4_per_token_head"])
+    def test_integer_caches_begin_the_same(self, mode):
+        assert told(Scenario(mode), 2).generation.token_ids == plain_run(torch.float32, 8).token_ids[:2]
+
+    def test_views_from_the_strides_make_a_cross_layer_buffer_as_good_as_per_layer(self):
+        ours, theirs = told(STRIDES, 4), told(PER_LAYER, 6)
+        assert (ours.layout, ours.decision.cross_layer) == ("cross-layer NHD", True)
+        assert ours.generation.token_ids == theirs.generation.token_ids[:4]
+        assert ours.generation.margins == theirs.generation.margins[:4]
+
+    def test_the_gate_restores(self):
+        ours, theirs = told(GATED, 2), told(PER_LAYER, 6)
+        assert (ours.layout, ours.decision.cross_layer) == ("NHD", False)
+        assert ours.generation.token_ids == theirs.generation.token_ids[:2]
+        assert ours.generation.margins == theirs.generation.margins[:2]
+
+    def test_scattered_blocks_change_nothing(self, model):  # noqa: F811
+        spec = CacheSpec(30, 5, 8, 3, 64, "bfloat16")
+        backend = PagedBackend(allocate(spec, "BLNHC", model.device), None, blocks=(4, 0, 2))
+        answer = generate(model, backend, PROMPT, 2)
+        assert answer.token_ids == plain_run(torch.bfloat16, 8).token_ids[:2]
+
+
+@needs_model
+@pytest.mark.slow
+class TestWrong:
+    def test_with_a_tail_the_first_token_is_right_and_no_more(self):
+        outcome = told(CROSS_LAYER, 3)
+        assert outcome.first_wrong == 1 and outcome.layout == "cross-layer NHD"
+        right = plain_run(torch.float32, 8).token_ids
+        assert [ours == theirs for ours, theirs in zip(outcome.generation.token_ids, right, strict=False)] == [
+            True, False, False,
+        ]  # fmt: skip
+
+    def test_with_a_tail_the_garbage_is_always_the_same(self):
+        again = run(CROSS_LAYER, load_once(), PROMPT, 3).generation
+        assert again == told(CROSS_LAYER, 3).generation and len(again.token_ids) == 3
+
+    def test_with_a_tail_both_layouts_say_the_same(self):
+        ours, theirs = told(ON_HND, 3), told(CROSS_LAYER, 3)
+        assert (ours.layout, theirs.layout) == ("cross-layer HND", "cross-layer NHD")
+        assert ours.generation.text == theirs.generation.text and ours.first_wrong == 1
+
+    @pytest.mark.parametrize("kv_cache_layout", ["NHD", "HND"])
+    def test_without_a_tail_the_first_token_is_wrong(self, kv_cache_layout):
+        which = Scenario(connector=OFFLOADING, tail=False, kv_cache_layout=kv_cache_layout)
+        assert told(which, 1).first_wrong == 0
+
+
+@needs_model
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("which", "nbytes"),
+    [
+        (PER_LAYER, 30 * 19 * 3 * 2 * (64 + 4)),
+        (CROSS_LAYER, 30 * 19 * 3 * 2 * 64 + 19 * 3 * 2 * 4),
+        (NO_TAIL, 30 * 19 * 3 * 2 * 64),
+    ],
+    ids=["per layer", "cross-layer, with a tail", "cross-layer, without a tail"],
+)
+def test_the_first_pass_reaches_the_bytes_that_its_views_claim(model, which, nbytes):  # noqa: F811
+    """The data of 19 tokens in 30 layers; the scales once a layer, once for all layers, or on the data."""
+    result = first_pass_bytes(which, model, PROMPT)
+    assert result.equal and (result.unpredicted, result.unreached) == (0, 0)
+    assert sum(int(mask.sum()) for mask in result.observed.values()) == nbytes
+
+
+@pytest.mark.parametrize(
+    ("name", "layout", "one_storage", "cell"),
+    [
+        ("plain cache", "NHD", False, 128),
+        ("quantised cache alone", "NHD", False, 68),
+        ("offloading alone", "cross-layer NHD", True, 128),
+        ("both, cells with a tail", "cross-layer NHD", True, 68),
+        ("both, cells without a tail", "cross-layer NHD", True, 64),
+        ("both, behind the gate", "NHD", False, 68),
+        ("both, views from the strides", "cross-layer NHD", True, 68),
+    ],
+)
+def test_what_each_scenario_allocates(name, layout, one_storage, cell):
+    cache = scenario(name).build(SIZES, 33, "meta")
+    assert (cache.layout.name, len(cache.storages) == 1, cache.spec.cell_bytes) == (layout, one_storage, cell)
+    assert (cache.spec.num_blocks, cache.spec.num_layers, cache.spec.num_kv_heads) == (3, 30, 3)
+    assert cache.layout.cross_layer == scenario(name).decide().cross_layer
+
+
+def test_every_scenario_is_told_apart():
+    assert len(set(SCENARIOS.values())) == len(SCENARIOS) == 7
+
+
+def test_a_name_that_is_no_scenario_gets_a_suggestion():
+    with pytest.raises(ValueError, match="scenario 'plain' does not exist.*did you mean 'plain cache'"):
+        scenario("plain")
+
+
+@pytest.mark.parametrize(("num_tokens", "num_blocks"), [(1, 1), (16, 1), (17, 2), (160, 10)])
+def test_blocks_are_counted_up(num_tokens, num_blocks):
+    assert PER_LAYER.build(SIZES, num_tokens, "meta").spec.num_blocks == num_blocks
+
+
+def test_another_connector_has_the_same_effect():
+    which = Scenario(connector=MooncakeStoreConnector(True), kv_cache_layout="HND")
+    assert which.build(SIZES, 1, "meta").layout.name == "cross-layer HND"
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "reference", "first_wrong"),
+    [
+        ((1, 2, 3), (1, 2, 3), None),
+        ((1, 2, 3), (1, 2, 3, 4), None),
+        ((1, 2, 9), (1, 2, 3, 4), 2),
+        ((9, 2, 3), (1, 2, 3), 0),
+        ((1, 9), (1, 2, 3), 1),
+        ((1, 2), (), None),
+    ],
+)
+def test_the_first_wrong_token_is_counted_from_zero(token_ids, reference, first_wrong):
+    outcome = Outcome(PER_LAYER, PER_LAYER.decide(), "NHD", Generation(token_ids, "", ()), reference)
+    assert outcome.first_wrong == first_wrong

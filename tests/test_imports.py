@@ -1,0 +1,146 @@
+"""Who imports whom, read from the source: three floors, no cycle, and lean modules where they are promised."""
+
+import ast
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import kvviz
+
+ROOT = Path(kvviz.__file__).parent
+FLOORS = {"memory": {"memory"}, "engine": {"engine", "memory"}, "show": {"show", "memory"}}
+FORBIDDEN = {"memory": {"triton", "matplotlib", "gguf", "tokenizers"}, "engine": {"matplotlib"}, "show": {"triton"}}
+WITHOUT_TORCH = ("spec", "layout", "view", "audit")
+SELF_EXPLAINING = {"ModelFile.name"}
+
+
+def name_of(path: Path) -> str:
+    parts = ("kvviz", *path.relative_to(ROOT).with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {name_of(path): path for path in sorted(ROOT.rglob("*.py"))}
+
+
+@cache
+def tree_of(module: str) -> ast.Module:
+    return ast.parse(MODULES[module].read_text(encoding="utf-8"))
+
+
+def base_of(module: str, node: ast.ImportFrom) -> str:
+    """The module that a ``from`` import names, a relative one resolved."""
+    if not node.level:
+        return node.module
+    here = module.split(".") if MODULES[module].name == "__init__.py" else module.split(".")[:-1]
+    return ".".join([*here[: len(here) - node.level + 1], *([node.module] if node.module else [])])
+
+
+def imports_in(module: str, tree: ast.AST) -> set[str]:
+    """Every module imported anywhere in a tree, inside functions too; ``from package import module`` is that module."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = base_of(module, node)
+            inner = {f"{base}.{alias.name}" for alias in node.names}
+            found |= (inner & MODULES.keys()) | ({base} if inner - MODULES.keys() else set())
+    return found
+
+
+@cache
+def imports_of(module: str) -> frozenset[str]:
+    return frozenset(imports_in(module, tree_of(module)))
+
+
+def floor_of(module: str) -> str | None:
+    """memory, engine or show; None for the package itself and its command line."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 and parts[1] in FLOORS else None
+
+
+def on_floor(floor: str) -> list[str]:
+    return [module for module in MODULES if floor_of(module) == floor]
+
+
+def path_back(graph: dict[str, set[str]], start: str) -> list[str] | None:
+    """A way from ``start`` along the edges back to it, or None."""
+    ways, seen = [[start]], set()
+    while ways:
+        way = ways.pop()
+        for following in sorted(graph.get(way[-1], ())):
+            if following == start:
+                return [*way, start]
+            if following not in seen:
+                seen.add(following)
+                ways.append([*way, following])
+    return None
+
+
+@pytest.mark.parametrize("floor", FLOORS)
+def test_a_floor_imports_only_those_beneath(floor):
+    assert len(on_floor(floor)) >= 5
+    for module in on_floor(floor):
+        ours = {name for name in imports_of(module) if name.startswith("kvviz.")}
+        assert {name for name in ours if floor_of(name) not in FLOORS[floor]} == set(), module
+
+
+@pytest.mark.parametrize("floor", FLOORS)
+def test_a_floor_leaves_others_tools_alone(floor):
+    for module in on_floor(floor):
+        roots = {name.partition(".")[0] for name in imports_of(module)}
+        assert roots & FORBIDDEN[floor] == set(), module
+
+
+@pytest.mark.parametrize("module", WITHOUT_TORCH)
+def test_geometry_is_judged_without_torch(module):
+    seen, waiting = set(), [f"kvviz.memory.{module}"]
+    while waiting:
+        name = waiting.pop()
+        seen.add(name)
+        waiting += [found for found in imports_of(name) if found in MODULES and found not in seen]
+        assert {found.partition(".")[0] for found in imports_of(name)} & {"torch", "triton"} == set(), name
+
+
+def test_importing_the_package_imports_nothing():
+    assert imports_of("kvviz") == set()
+    assert all(imports_of(f"kvviz.{floor}") == set() for floor in FLOORS)
+
+
+def test_no_module_reaches_itself():
+    graph = {module: set(imports_of(module)) & MODULES.keys() - {"kvviz"} for module in MODULES}
+    assert {module: way for module in graph if (way := path_back(graph, module))} == {}
+
+
+def test_a_cycle_would_be_found():
+    assert path_back({"a": {"b", "d"}, "b": {"c"}, "c": {"a"}, "d": set()}, "a") == ["a", "b", "c", "a"]
+    assert path_back({"a": {"b"}, "b": {"c"}, "c": {"b"}}, "a") is None
+
+
+def test_imports_are_read_in_every_form():
+    source = "import os.path\nfrom kvviz.memory import spec, MODES\ndef f():\n    from kvviz import engine\n"
+    relative = "from . import spec\nfrom .view import View\nfrom .. import engine\nfrom ..engine.mode import prepare\n"
+    assert imports_in("kvviz.doctor", ast.parse(source)) == {
+        "os.path", "kvviz.memory", "kvviz.memory.spec", "kvviz.engine",
+    }  # fmt: skip
+    for module in ("kvviz.memory.audit", "kvviz.memory"):
+        assert imports_in(module, ast.parse(relative)) == {
+            "kvviz.memory.spec", "kvviz.memory.view", "kvviz.engine", "kvviz.engine.mode",
+        }  # fmt: skip
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_public_names_have_docstrings(module):
+    definitions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    public = [n for n in tree_of(module).body if isinstance(n, definitions) and not n.name.startswith("_")]
+    assert ast.get_docstring(tree_of(module)), "the module itself"
+    assert [node.name for node in public if not ast.get_docstring(node)] == []
+
+
+@pytest.mark.parametrize("module", [*on_floor("memory"), *on_floor("engine")])
+def test_public_methods_have_docstrings(module):
+    classes = [node for node in tree_of(module).body if isinstance(node, ast.ClassDef) and node.name[0] != "_"]
+    methods = [(c.name, m) for c in classes for m in c.body if isinstance(m, ast.FunctionDef) and m.name[0] != "_"]
+    silent = {f"{owner}.{method.name}" for owner, method in methods if not ast.get_docstring(method)}
+    assert silent - SELF_EXPLAINING == set()
