@@ -17,37 +17,28 @@ from kvviz.memory.view import View
 BUDGET = 4_000_000
 """Runs that a set of views may expand to before :class:`TooMuchWorkError` is raised."""
 
+FEW_RUNS = 1 << 14
+"""Runs of one repetition that are no burden, and runs of all views that need no period."""
+
+FEW_INTERVALS = 64
+"""Runs of a lane that are taken one by one."""
+
+MAX_LANES = 4096
+"""Parts that a view which meets itself may be cut into."""
+
+Dims = list[tuple[int, int]]
+"""``(step in bytes, size)`` of each dim, the innermost first."""
+
 
 class TooMuchWorkError(ValueError):
     """The strides drift so that counting would exceed the stated budget of work."""
-
-
-def normal_dims(view: View) -> tuple[int, list[tuple[int, int]]]:
-    """Start in bytes and ``(stride_bytes, size)`` of a view's dims with positive strides, innermost first.
-
-    Dims of size 1 and of stride 0 are dropped, negative strides flipped, the itemsize added as a dim of stride 1,
-    and dims that continue each other merged. The bytes are the same, repeated ones apart.
-    """
-    start, dims = view.offset * view.itemsize, [(1, view.itemsize)]
-    for step, size in zip(view.stride, view.shape, strict=True):
-        if size > 1 and step:
-            if step < 0:
-                start += (size - 1) * step * view.itemsize
-            dims.append((abs(step) * view.itemsize, size))
-    merged: list[tuple[int, int]] = []
-    for step, size in sorted(dims):
-        if merged and step == merged[-1][0] * merged[-1][1]:
-            merged[-1] = (merged[-1][0], merged[-1][1] * size)
-        else:
-            merged.append((step, size))
-    return start, merged
 
 
 @dataclass(frozen=True, eq=False)
 class Pattern:
     """``count`` copies, ``step`` bytes apart from ``base`` on, of runs ``[starts, starts + width)``.
 
-    ``starts`` is sorted and begins at 0; the runs of one copy do not touch each other.
+    ``starts`` is sorted and begins at 0.
     """
 
     base: int
@@ -67,52 +58,102 @@ class Pattern:
         return self.base + (self.count - 1) * self.step + self.span
 
 
-def patterns(view: View) -> list[Pattern]:
-    """A view as patterns: its longest dim repeats, what lies outside it is unrolled, what lies inside becomes runs.
+Lane = list[Pattern]
+"""Bytes of a view in which no byte occurs twice."""
+
+
+def interval(start: int, stop: int) -> Lane:
+    """All bytes of ``[start, stop)``."""
+    size = stop - start
+    return [Pattern(start, size, 1, np.zeros(1, np.int64), size)] if size > 0 else []
+
+
+def normal_dims(view: View) -> tuple[int, Dims]:
+    """First byte and dims of a view with positive steps, sorted; dims of size 1 and of stride 0 are left out."""
+    start, dims = view.offset * view.itemsize, []
+    for step, size in zip(view.stride, view.shape, strict=True):
+        if size > 1 and step:
+            start += min(step, 0) * (size - 1) * view.itemsize
+            dims.append((abs(step) * view.itemsize, size))
+    return start, sorted(dims)
+
+
+def byte_lanes(view: View) -> list[Lane]:
+    """All bytes of all elements: one lane, or several where indices of the view meet on a byte.
 
     Raises:
-        TooMuchWorkError: more than :data:`BUDGET` runs.
+        TooMuchWorkError: more than :data:`MAX_LANES` lanes or :data:`BUDGET` runs.
     """
+    return _lanes(view, view.itemsize)
+
+
+def start_lanes(view: View) -> list[Lane]:
+    """The first byte of each element, likewise."""
+    return _lanes(view, 1)
+
+
+def _lanes(view: View, width: int) -> list[Lane]:
     if view.num_elements == 0:
         return []
     start, dims = normal_dims(view)
-    (_, width), rest = dims[0], dims[1:]
+    repeats = prod(size for step, size in zip(view.stride, view.shape, strict=True) if step == 0)
+    cut = [(start, [])]
+    for dim in dims:
+        cut = [part for begun in cut for part in _add_dim(*begun, dim, width)]
+        if len(cut) * repeats > MAX_LANES:
+            raise TooMuchWorkError(f"{view.name} meets itself in more than {MAX_LANES} ways")
+    return [_patterns(begin, nested, width, view.name) for begin, nested in cut] * repeats
+
+
+def _add_dim(start: int, dims: Dims, dim: tuple[int, int], width: int) -> list[tuple[int, Dims]]:
+    """Put a dim around nested ones; where its step is too short for them, every m-th index makes a lane of its own."""
+    step, size = dim
+    reach = sum((n - 1) * s for s, n in dims) + width
+    parts = min(-(-reach // step), size)
+    sizes = [-(-(size - j) // parts) for j in range(parts)]
+    return [(start + j * step, [*dims, (parts * step, n)] if n > 1 else dims) for j, n in enumerate(sizes)]
+
+
+def _patterns(start: int, dims: Dims, width: int, name: str) -> Lane:
+    """Nested dims as patterns: one dim repeats, what lies outside it is unrolled, what lies inside becomes runs.
+
+    The outermost dim repeats that leaves few runs; where none does, the longest.
+    """
+    merged: Dims = [(1, width)]
+    for step, size in dims:
+        inner, count = merged[-1]
+        if step == inner * count:
+            merged[-1] = (inner, count * size)
+        else:
+            merged.append((step, size))
+    width, rest = merged[0][1], merged[1:]
     if not rest:
-        return [Pattern(start, width, 1, np.zeros(1, np.int64), width)]
-    longest = max(range(len(rest)), key=lambda i: rest[i][1])
-    step, count = rest[longest]
-    inner, outer = rest[:longest], rest[longest + 1 :]
+        return interval(start, start + width)
+    total = prod(size for _, size in rest)
+    few = [i for i, (_, size) in enumerate(rest) if total // size <= FEW_RUNS]
+    chosen = few[-1] if few else max(range(len(rest)), key=lambda i: rest[i][1])
+    step, count = rest[chosen]
+    inner, outer = rest[:chosen], rest[chosen + 1 :]
     if prod(size for _, size in (*inner, *outer)) > BUDGET:
-        raise TooMuchWorkError(f"{view.name}: its dims {rest} give more than {BUDGET} runs a period")
-    starts, width = _union(_sums(inner), width)
+        raise TooMuchWorkError(f"{name}: its dims {rest} give more than {BUDGET} runs a period")
+    starts = _sums(inner)
     return [Pattern(start + shift, step, count, starts, width) for shift in _sums(outer).tolist()]
 
 
-def _sums(dims: Sequence[tuple[int, int]]) -> np.ndarray:
-    """All sums of one multiple of each stride, sorted."""
+def _sums(dims: Dims) -> np.ndarray:
+    """All sums of one multiple of each step, sorted."""
     total = np.zeros(1, np.int64)
     for step, size in dims:
         total = (total[:, None] + np.arange(size, dtype=np.int64) * step).ravel()
     return np.sort(total)
 
 
-def _union(starts: np.ndarray, width: int) -> tuple[np.ndarray, int]:
-    """Runs of one width that do not overlap and cover the same bytes; overlapping ones fall apart into their gcd."""
-    gaps = np.diff(starts)
-    if not len(gaps) or int(gaps.min()) >= width:
-        return starts, width
-    grain = gcd(width, int(np.gcd.reduce(gaps)))
-    if len(starts) * (width // grain) > BUDGET:
-        raise TooMuchWorkError(f"{len(starts)} overlapping runs of {width} bytes give too many pieces of {grain}")
-    return np.unique((starts[:, None] + np.arange(0, width, grain)).ravel()), grain
-
-
 @dataclass(frozen=True)
 class Region:
-    """Bytes that exactly the sets numbered ``members`` share.
+    """Bytes that exactly the owners numbered ``members`` share.
 
     ``bytes`` of them in all, the lowest at ``first``; ``elements`` says for each member how many of its elements
-    (by place, of its set's itemsize) touch them.
+    touch them.
     """
 
     members: tuple[int, ...]
@@ -122,12 +163,12 @@ class Region:
 
 
 class Sweep:
-    """Sets of bytes over one storage, and the regions that several of them share.
+    """Owners of bytes in one storage, and the regions that several of them share.
 
     Args:
-        sets: for each set its patterns.
-        itemsizes: for each set the bytes of an element; elements start at multiples of it.
-        weights: how many equal claimants each set stands for (default 1).
+        owners: for each owner its lanes, as :func:`byte_lanes` gives them.
+        itemsizes: for each owner the bytes of an element; elements start at multiples of it.
+        weights: how many equal claimants each owner stands for (default 1).
         budget: runs that may be expanded in all.
 
     Raises:
@@ -136,22 +177,27 @@ class Sweep:
 
     def __init__(
         self,
-        sets: Sequence[Sequence[Pattern]],
+        owners: Sequence[Sequence[Lane]],
         itemsizes: Sequence[int] | None = None,
         weights: Sequence[int] | None = None,
         budget: int = BUDGET,
     ) -> None:
-        self._sets = [list(patterns) for patterns in sets]
-        self._pieces = [pattern for patterns in self._sets for pattern in patterns]
-        self._itemsizes = list(itemsizes) if itemsizes is not None else [1] * len(sets)
-        self._weights = np.asarray(weights if weights is not None else [1] * len(sets), np.int64)
+        self._lanes = [_as_intervals(lane) for lanes in owners for lane in lanes]
+        self._owner = [number for number, lanes in enumerate(owners) for _ in lanes]
+        self._pieces = [pattern for lane in self._lanes for pattern in lane]
+        self._itemsizes = list(itemsizes) if itemsizes is not None else [1] * len(owners)
+        self._weights = list(weights) if weights is not None else [1] * len(owners)
+        self._lane_weights = np.asarray([self._weights[number] for number in self._owner], np.int64)
         self._budget = budget
         self.period = self._choose_period(lcm(*self._itemsizes))
         self.work = 0
 
     def _choose_period(self, align: int) -> int:
         """The least common multiple of the steps, or, where that is longer than everything, everything."""
-        period, longest = align, max((p.stop for p in self._pieces), default=1)
+        low, high = (min((p.base for p in self._pieces), default=0), max((p.stop for p in self._pieces), default=1))
+        period, longest = align, high - low
+        if sum(p.count * len(p.starts) for p in self._pieces) <= FEW_RUNS:
+            return -(-longest // align) * align
         for pattern in sorted(self._pieces, key=lambda p: -p.count):
             if pattern.count > 1 and period % pattern.step:
                 period = lcm(period, pattern.step)
@@ -177,8 +223,11 @@ class Sweep:
         edges = set()
         for p in self._pieces:
             low, high = p.base // self.period, (p.stop - 1) // self.period + 1
-            first = -(-(p.base + p.span - p.step) // self.period)  # from here on all copies that reach in exist
-            stop = (p.base + p.count * p.step) // self.period
+            if p.count == 1 and len(p.starts) == 1:  # a run looks the same wherever it fills a period
+                first, stop = -(-p.base // self.period), p.stop // self.period
+            else:  # and copies wherever all of them that reach in exist
+                first = -(-(p.base + p.span - p.step) // self.period)
+                stop = (p.base + p.count * p.step) // self.period if self.period % p.step == 0 else first
             first, stop = (max(first, low), min(stop, high)) if first < stop else (high, high)
             self._spend(first - low + high - stop)
             edges.update((low, first, stop, high, *range(low, first), *range(stop, high)))
@@ -194,10 +243,10 @@ class Sweep:
         if self.work > self._budget:
             raise TooMuchWorkError(f"counting needs more than the budget of {self._budget} runs")
 
-    def _runs(self, patterns: Sequence[Pattern], start: int) -> tuple[np.ndarray, np.ndarray]:
-        """Starts and stops of one set's runs in a period, clipped to it and free of overlap."""
+    def _runs(self, lane: Lane, start: int) -> tuple[np.ndarray, np.ndarray]:
+        """Starts and stops of a lane's runs in a period, clipped to it."""
         starts, stops = [], []
-        for p in patterns:
+        for p in lane:
             low = max(-(-(start - p.base - p.span + 1) // p.step), 0)
             high = min(-(-(start + self.period - p.base) // p.step), p.count)
             if high <= low:
@@ -209,55 +258,66 @@ class Sweep:
             stops.append(last[first < last])
         if not starts:
             return np.zeros(0, np.int64), np.zeros(0, np.int64)
-        first, last = np.concatenate(starts), np.concatenate(stops)
-        tangled = len(patterns) > 1 or patterns[0].span > patterns[0].step
-        return _merged(first, last) if tangled else (first, last)
+        return np.concatenate(starts), np.concatenate(stops)
 
     def _sweep(self, start: int, least: int) -> list[Region]:
         """Regions inside one period."""
-        runs = [self._runs(patterns, start) for patterns in self._sets]
+        runs = [self._runs(lane, start) for lane in self._lanes]
         numbers = np.repeat(np.arange(len(runs)), [len(first) for first, _ in runs])
         points = np.concatenate([first for first, _ in runs] + [last for _, last in runs])
         order = np.argsort(points, kind="stable")
+        opening = order < len(numbers)
         numbers, points = np.concatenate((numbers, numbers))[order], points[order]
-        opening = order < len(order) // 2
-        depth = np.where(opening, self._weights[numbers], -self._weights[numbers]).cumsum()
+        depth = np.where(opening, self._lane_weights[numbers], -self._lane_weights[numbers]).cumsum()
         sizes = np.diff(points, append=points[-1:])
         picked = np.flatnonzero((depth >= least) & (sizes > 0))
         if not len(picked):
             return []
-        open_sets = self._open_sets(numbers)[picked]
-        kinds, which = np.unique(open_sets, axis=0, return_inverse=True)
-        return [
-            self._region(_members(kind), points[picked[which.ravel() == k]], sizes[picked[which.ravel() == k]])
-            for k, kind in enumerate(kinds)
-        ]
+        kinds, which = np.unique(self._open_lanes(numbers)[picked], axis=0, return_inverse=True)
+        return self._regions(kinds, which.ravel(), points[picked], sizes[picked], least)
 
-    def _open_sets(self, numbers: np.ndarray) -> np.ndarray:
-        """Which sets are open after each event, as bits in words: each event flips the bit of its set."""
-        words = np.zeros((len(numbers), -(-len(self._sets) // 62)), np.int64)
+    def _open_lanes(self, numbers: np.ndarray) -> np.ndarray:
+        """Which lanes are open after each event, as bits in words: each event flips the bit of its lane."""
+        words = np.zeros((len(numbers), -(-len(self._lanes) // 62)), np.int64)
         words[np.arange(len(numbers)), numbers // 62] = np.int64(1) << (numbers % 62)
         return np.bitwise_xor.accumulate(words, axis=0)
 
-    def _region(self, members: tuple[int, ...], points: np.ndarray, sizes: np.ndarray) -> Region:
-        elements = []
-        for member in members:
-            size = self._itemsizes[member]
-            first, last = points // size, (points + sizes - 1) // size
-            elements.append(int((last - first + 1).sum() - (first[1:] == last[:-1]).sum()))
-        return Region(members, int(sizes.sum()), int(points[0]), tuple(elements))
+    def _regions(self, kinds, which, points: np.ndarray, sizes: np.ndarray, least: int) -> list[Region]:
+        """Intervals with the same owners, taken together; ``which`` of the ``kinds`` (open lanes) each one has."""
+        groups: dict[tuple[int, ...], list[tuple[int, tuple[int, ...]]]] = {}
+        for number, kind in enumerate(kinds):
+            lanes = _set_bits(kind)
+            groups.setdefault(tuple(sorted({self._owner[lane] for lane in lanes})), []).append((number, lanes))
+        made = []
+        for owners, members in groups.items():
+            if sum(self._weights[owner] for owner in owners) >= least:
+                mine = which == members[0][0] if len(members) == 1 else np.isin(which, [n for n, _ in members])
+                elements = self._elements(owners, dict(members), which[mine], points[mine], sizes[mine])
+                made.append(Region(owners, int(sizes[mine].sum()), int(points[mine][0]), elements))
+        return made
+
+    def _elements(self, owners, lanes_of: dict[int, tuple[int, ...]], which, points, sizes) -> tuple[int, ...]:
+        """For each owner how many of its elements touch the intervals, over all its lanes."""
+        counts = dict.fromkeys(owners, 0)
+        for lane in {lane for lanes in lanes_of.values() for lane in lanes}:
+            open_in = [number for number, lanes in lanes_of.items() if lane in lanes]
+            here = slice(None) if len(open_in) == len(lanes_of) else np.isin(which, open_in)
+            size = self._itemsizes[self._owner[lane]]
+            first, last = points[here] // size, (points[here] + sizes[here] - 1) // size
+            counts[self._owner[lane]] += int((last - first + 1).sum() - (first[1:] == last[:-1]).sum())
+        return tuple(counts.values())
 
 
-def _members(words: np.ndarray) -> tuple[int, ...]:
+def _as_intervals(lane: Lane) -> Lane:
+    """A lane of a few runs as single runs, which fit any period."""
+    if sum(p.count * len(p.starts) for p in lane) > FEW_INTERVALS:
+        return lane
+    runs = ((p.base + copy * p.step + start, p.width) for p in lane for copy in range(p.count) for start in p.starts.tolist())
+    return [pattern for begin, width in runs for pattern in interval(begin, begin + width)]
+
+
+def _set_bits(words: np.ndarray) -> tuple[int, ...]:
     return tuple(w * 62 + bit for w, word in enumerate(words.tolist()) for bit in range(62) if word >> bit & 1)
-
-
-def _merged(first: np.ndarray, last: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The union of intervals, as intervals that do not overlap."""
-    order = np.argsort(first, kind="stable")
-    first, reach = first[order], np.maximum.accumulate(last[order])
-    begins = np.concatenate(([True], first[1:] > reach[:-1]))
-    return first[begins], reach[np.concatenate((begins[1:], [True]))]
 
 
 def drifting_bytes(a: Pattern, b: Pattern, budget: int = BUDGET) -> int:

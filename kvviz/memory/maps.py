@@ -11,6 +11,9 @@ import numpy as np
 from kvviz.memory.extents import BUDGET, TooMuchWorkError
 from kvviz.memory.view import View
 
+MAX_STEPS = 100_000
+"""Steps that looking for an element may take."""
+
 Dim = tuple[int, int]
 """A coefficient in bytes and how many values its index takes."""
 
@@ -92,42 +95,44 @@ def first_wrong(view: View, rightful: View) -> tuple[int, ...] | None:
 
 
 def locate(view: View, byte: int) -> tuple[int, ...] | None:
-    """Coordinates of an element of ``view`` that covers ``byte``, the lexicographically simplest, or None."""
+    """Coordinates of the element of ``view`` that covers ``byte``, the first in index order, or None.
+
+    Where indices of a view meet, the search is broken off after :data:`MAX_STEPS` steps with any that was found.
+    """
     if view.num_elements == 0:
         return None
-    start, dims = view.offset * view.itemsize, []
-    for axis, (step, size) in enumerate(zip(view.stride, view.shape, strict=True)):
-        step *= view.itemsize
-        start += min(step, 0) * (size - 1)
-        if size > 1 and step:
-            dims.append((abs(step), size, axis, step < 0))
-    dims.sort(reverse=True)
-    reach = [view.itemsize - 1]
-    for step, size, _, _ in reversed(dims):
-        reach.append(reach[-1] + step * (size - 1))
-    found = _descend(dims, reach[::-1], byte - start)
+    axes = list(range(len(view.shape)))
+    if view.nested:  # only one can cover it: outermost first, every choice is forced
+        axes.sort(key=lambda axis: -abs(view.stride[axis]) if view.shape[axis] > 1 else 1)
+    steps = [view.stride[axis] * view.itemsize for axis in axes]
+    sizes = [view.shape[axis] for axis in axes]
+    low, high = [0], [view.itemsize - 1]
+    for step, size in zip(reversed(steps), reversed(sizes), strict=True):
+        low.append(low[-1] + min(step, 0) * (size - 1))
+        high.append(high[-1] + max(step, 0) * (size - 1))
+    found = _descend(steps, sizes, low[::-1], high[::-1], byte - view.offset * view.itemsize)
     if found is None:
         return None
-    index = [0] * len(view.shape)
-    for (_, size, axis, flipped), i in zip(dims, found, strict=True):
-        index[axis] = size - 1 - i if flipped else i
-    for axis, (step, size) in enumerate(zip(view.stride, view.shape, strict=True)):
-        if step < 0 and size == 1:
-            index[axis] = 0
+    index = [0] * len(axes)
+    for axis, i in zip(axes, found, strict=True):
+        index[axis] = i
     return tuple(index)
 
 
-def _descend(dims: Sequence[tuple[int, int, int, bool]], reach: Sequence[int], rest: int) -> list[int] | None:
-    """Indices for ``rest`` bytes from the outermost dim on; ``reach[k]`` is how far dims k, k + 1, ... can go."""
-    if not 0 <= rest <= reach[0]:
-        return None
-    if not dims:
-        return []
-    step, size = dims[0][:2]
-    highest = min(rest // step, size - 1)
-    lowest = max(-(-(rest - reach[1]) // step), 0)
-    for i in range(highest, lowest - 1, -1):
-        inner = _descend(dims[1:], reach[1:], rest - i * step)
-        if inner is not None:
-            return [i, *inner]
+def _descend(steps: list[int], sizes: list[int], low: list[int], high: list[int], rest: int) -> list[int] | None:
+    """Indices that make up ``rest`` bytes; what axes k, k + 1, ... can add lies in ``[low[k], high[k]]``."""
+    stack, tried = [(0, rest, [])] if low[0] <= rest <= high[0] else [], 0
+    while stack and tried < MAX_STEPS:
+        depth, rest, chosen = stack.pop()
+        tried += 1
+        if depth == len(steps):
+            return chosen
+        step, size = steps[depth], sizes[depth]
+        first, last = 0, size - 1
+        if step:
+            ends = sorted(((rest - high[depth + 1]) / step, (rest - low[depth + 1]) / step))
+            first, last = max(0, int(ends[0]) - 1), min(size - 1, int(ends[1]) + 1)
+        for i in range(min(last, first + MAX_STEPS), first - 1, -1):
+            if low[depth + 1] <= rest - i * step <= high[depth + 1]:
+                stack.append((depth + 1, rest - i * step, [*chosen, i]))
     return None

@@ -13,6 +13,9 @@ import numpy as np
 MAX_ELEMENTS = 1 << 26
 """Largest number of elements whose addresses are listed one by one."""
 
+MAX_ADDRESS = 1 << 62
+"""Addresses stay below this, so that 64-bit arithmetic on them is exact."""
+
 
 @dataclass(frozen=True)
 class Storage:
@@ -56,6 +59,9 @@ class View:
         for number in (*self.shape, *self.stride, self.offset, self.itemsize):
             if not isinstance(number, Integral):
                 raise ValueError(f"{self.name}: shape, stride, offset and itemsize are integers, not {number!r}")
+        far = sum(abs(n * step) for n, step in zip(self.shape, self.stride, strict=True)) + abs(self.offset)
+        if far * self.itemsize >= MAX_ADDRESS:
+            raise ValueError(f"{self.name}: shape {self.shape} and stride {self.stride} reach beyond 2**62 bytes")
         if any(n < 0 for n in self.shape) or self.itemsize < 1:
             raise ValueError(
                 f"{self.name}: shape {self.shape} must not be negative, itemsize {self.itemsize} at least 1"
@@ -76,6 +82,32 @@ class View:
     def num_elements(self) -> int:
         """Number of index tuples."""
         return int(np.prod(self.shape, dtype=object)) if self.shape else 1
+
+    def start_of(self, index: tuple[int, ...]) -> int:
+        """Byte offset of the first byte of one element."""
+        return (self.offset + sum(i * step for i, step in zip(index, self.stride, strict=True))) * self.itemsize
+
+    @property
+    def lowest(self) -> tuple[int, ...]:
+        """The element with the lowest address."""
+        return tuple(size - 1 if step < 0 else 0 for step, size in zip(self.stride, self.shape, strict=True))
+
+    @property
+    def span_bytes(self) -> tuple[int, int]:
+        """``[start, stop)`` from the lowest byte that the view claims to the highest; meaningless when it is empty."""
+        start = self.start_of(self.lowest)
+        reach = sum(abs(step) * (size - 1) for step, size in zip(self.stride, self.shape, strict=True))
+        return start, start + (reach + 1) * self.itemsize
+
+    @property
+    def nested(self) -> bool:
+        """True when each stride steps over everything inside it, so that no two elements can meet."""
+        reach = 1
+        for step, size in sorted((abs(step), n) for step, n in zip(self.stride, self.shape, strict=True) if n > 1):
+            if step < reach:
+                return False
+            reach += step * (size - 1)
+        return True
 
     @cached_property
     def starts(self) -> np.ndarray:

@@ -8,7 +8,7 @@ from matplotlib.patches import FancyArrowPatch
 from matplotlib.path import Path
 from matplotlib.patheffects import withStroke
 
-from kvviz.memory.audit import Finding, Place
+from kvviz.memory.finding import Finding, Place
 from kvviz.show.bytemap import ByteMap
 from kvviz.show.canvas import BODY, INK, OUTLINE, Box, draw_boxes, text_inches
 
@@ -30,7 +30,7 @@ def shows(record: ByteMap, finding: Finding) -> bool:
         return False
     if finding.kind == "collision":
         return all(_writes(record, place, place) for place in ends)
-    landed, meant = finding.example
+    landed, meant = finding.example[:2]
     if _inside(record, landed):
         return _writes(record, landed, landed)
     return not _writes(record, landed, meant)

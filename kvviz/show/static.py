@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from kvviz.memory.audit import Finding
+from kvviz.memory.finding import Finding
 from kvviz.show.anatomy import cell_figure
 from kvviz.show.bytemap import STATES, ByteMap, ByteRun, Row, rows
 from kvviz.show.canvas import (
