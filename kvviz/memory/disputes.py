@@ -9,6 +9,7 @@ import numpy as np
 
 from kvviz.memory.extents import (
     BUDGET,
+    Lane,
     Region,
     Sweep,
     TooMuchWorkError,
@@ -210,6 +211,8 @@ class Hits:
     def __init__(self, homes: Sequence[View]) -> None:
         self._homes = sorted((home for home in homes if home.num_elements), key=lambda view: view.role == "data")
         self._found: dict[tuple, Counter] = {}
+        self._places: dict[tuple[int, str], tuple[Place, ...]] = {}
+        self._lanes: dict[str, list[list[Lane]]] = {}
 
     def of(self, view: View, rightful: View, right: int) -> tuple[tuple[str, int], ...]:
         """Counts by owner of what the elements of ``view`` hit, the ``right`` ones that are in place left out."""
@@ -221,10 +224,10 @@ class Hits:
 
     def place(self, byte: int, storage: str) -> tuple[Place, ...]:
         """The owner's element under a byte, or nothing."""
-        for home in reversed(self._homes):
-            if home.storage.name == storage and (found := place_of_byte(home, byte)):
-                return found
-        return ()
+        if (byte, storage) not in self._places:
+            there = (home for home in reversed(self._homes) if home.storage.name == storage)
+            self._places[byte, storage] = next((found for home in there if (found := place_of_byte(home, byte))), ())
+        return self._places[byte, storage]
 
     def _in_place(self, view: View, rightful: View, right: int) -> Counter:
         """What lies under the elements that are right: their owner, or who goes before it."""
@@ -250,8 +253,11 @@ class Hits:
 
     def _count(self, view: View) -> Counter:
         """Elements by what their first byte hits. The storage itself is an owner too, so that outside shows."""
-        homes = [home for home in self._homes if home.storage.name == view.storage.name]
-        owners = [[interval(0, view.storage.nbytes)], *map(byte_lanes, homes), start_lanes(view)]
+        name, nbytes = view.storage.name, view.storage.nbytes
+        homes = [home for home in self._homes if home.storage.name == name]
+        if name not in self._lanes:
+            self._lanes[name] = [[interval(0, nbytes)], *map(byte_lanes, homes)]
+        owners = [*self._lanes[name], start_lanes(view)]
         heavy = len(owners)
         counts: Counter = Counter()
         for region in Sweep(owners, weights=[1] * (heavy - 1) + [heavy]).regions(heavy):

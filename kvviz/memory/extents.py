@@ -312,7 +312,12 @@ def _as_intervals(lane: Lane) -> Lane:
     """A lane of a few runs as single runs, which fit any period."""
     if sum(p.count * len(p.starts) for p in lane) > FEW_INTERVALS:
         return lane
-    runs = ((p.base + copy * p.step + start, p.width) for p in lane for copy in range(p.count) for start in p.starts.tolist())
+    runs = (
+        (p.base + copy * p.step + start, p.width)
+        for p in lane
+        for copy in range(p.count)
+        for start in p.starts.tolist()
+    )
     return [pattern for begin, width in runs for pattern in interval(begin, begin + width)]
 
 

@@ -99,7 +99,8 @@ def locate(view: View, byte: int) -> tuple[int, ...] | None:
 
     Where indices of a view meet, the search is broken off after :data:`MAX_STEPS` steps with any that was found.
     """
-    if view.num_elements == 0:
+    start, stop = view.span_bytes
+    if view.num_elements == 0 or not start <= byte < stop:
         return None
     axes = list(range(len(view.shape)))
     if view.nested:  # only one can cover it: outermost first, every choice is forced

@@ -6,6 +6,7 @@ included, or written down by hand; nothing here needs torch to be importable.
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import prod
 from numbers import Integral
 
 import numpy as np
@@ -78,10 +79,10 @@ class View:
         geometry = (tuple(tensor.shape), tuple(tensor.stride()), tensor.storage_offset(), tensor.element_size())
         return cls(name, storage, *geometry, axes, role)
 
-    @property
+    @cached_property
     def num_elements(self) -> int:
         """Number of index tuples."""
-        return int(np.prod(self.shape, dtype=object)) if self.shape else 1
+        return prod(self.shape)
 
     def start_of(self, index: tuple[int, ...]) -> int:
         """Byte offset of the first byte of one element."""
@@ -92,14 +93,14 @@ class View:
         """The element with the lowest address."""
         return tuple(size - 1 if step < 0 else 0 for step, size in zip(self.stride, self.shape, strict=True))
 
-    @property
+    @cached_property
     def span_bytes(self) -> tuple[int, int]:
         """``[start, stop)`` from the lowest byte that the view claims to the highest; meaningless when it is empty."""
         start = self.start_of(self.lowest)
         reach = sum(abs(step) * (size - 1) for step, size in zip(self.stride, self.shape, strict=True))
         return start, start + (reach + 1) * self.itemsize
 
-    @property
+    @cached_property
     def nested(self) -> bool:
         """True when each stride steps over everything inside it, so that no two elements can meet."""
         reach = 1
