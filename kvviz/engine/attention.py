@@ -2,7 +2,16 @@
 
 import torch
 
-from kvviz.engine.codec import device_function, from_e4m3_bits, loop_bound, tl, triton
+from kvviz.engine.codec import (
+    INFINITY,
+    LARGEST_TENSOR,
+    device_function,
+    from_e4m3_bits,
+    launching,
+    loop_bound,
+    tl,
+    triton,
+)
 from kvviz.engine.contract import cache_halves, check_queries, check_scales, check_sequences
 from kvviz.memory.codes import rotate, rotation_run, unrotate
 from kvviz.memory.spec import PER_TOKEN_HEAD_BITS
@@ -55,7 +64,7 @@ def _attention_kernel(
         source = (first_query + query) * query_token + (head * GROUP + row % GROUP) * query_head + lane
         asked = asked & (lane < head_size)
         q = tl.load(query_ptr + source, mask=asked, other=0.0).to(tl.float32) * softmax_scale
-        best = tl.full((HEADS, ROWS, 1), -1.0e30, tl.float32)
+        best = tl.full((HEADS, ROWS, 1), -INFINITY, tl.float32)
         total = tl.full((HEADS, ROWS, 1), 0.0, tl.float32)
         acc = tl.full((HEADS, ROWS, COLUMNS), 0.0, tl.float32)
         stop = tl.minimum(length, length - num_queries + skip + QUERIES)
@@ -77,10 +86,11 @@ def _attention_kernel(
             scores = tl.dot(q, k, input_precision="ieee")
             if SCALED:
                 scores = scores * k_word
-            scores = tl.where(seen & (across <= position), scores, -1.0e30)
+            scores = tl.where(seen & (across <= position), scores, -INFINITY)
             top = tl.maximum(best, tl.max(scores, axis=2, keep_dims=True))
-            weights = tl.exp(scores - top)
-            fade = tl.exp(best - top)
+            shift = tl.where(top == -INFINITY, 0.0, top)  # rows that have seen nothing yet
+            weights = tl.exp(scores - shift)
+            fade = tl.exp(best - shift)
             total = total * fade + tl.sum(weights, axis=2, keep_dims=True)
             if SCALED:
                 weights = tl.where(across < stop, weights * v_word, 0.0)
@@ -89,7 +99,7 @@ def _attention_kernel(
             v = _load_cells(v_cache_ptr, cell_t, lane, seen_t, tl.trans(v_word, (0, 2, 1)), MODE)
             acc = acc * fade + tl.dot(weights, v, input_precision="ieee")
             best = top
-        tl.store(out_ptr + source, acc / total, mask=asked)
+        tl.store(out_ptr + source, acc / tl.where(total == 0.0, 1.0, total), mask=asked)
 
 
 def paged_attention(
@@ -105,6 +115,9 @@ def paged_attention(
     softmax_scale: float | None = None,
 ) -> torch.Tensor:
     """Causal attention of the last tokens of each sequence over its cached K and V.
+
+    NaN in V reaches every query of the same call and KV head that shares its tile, earlier ones too: it is loud,
+    not exact.
 
     Args:
         query: ``(T, Hq, D)``; sequence i owns rows ``query_start_loc[i]`` to ``query_start_loc[i + 1]``, and
@@ -134,27 +147,40 @@ def paged_attention(
         softmax_scale = softmax_scale / rotation_run(head_size)
     out = torch.empty_strided(query.shape, query.stride(), dtype=torch.float32, device=query.device)
     group, longest = query.shape[1] // num_heads, int((query_start_loc[1:] - query_start_loc[:-1]).max())
-    queries, heads, tile = _program_size(query.is_cuda, longest, group, num_heads, int(seq_lens.max()))
+    queries, heads, tile = _program_size(query.is_cuda, longest, group, num_heads, head_size, int(seq_lens.max()))
     scaled = kv_cache_dtype in PER_TOKEN_HEAD_BITS
-    _attention_kernel[(len(seq_lens), triton.cdiv(longest, queries), triton.cdiv(num_heads, heads))](
-        query, k_cells, v_cells,
-        k_scale_cache if scaled else k_cells, v_scale_cache if scaled else v_cells, out,
-        block_table, seq_lens, query_start_loc,
-        num_heads, head_size, k_cells.shape[1], softmax_scale,
-        *query.stride()[:2], block_table.stride(0),
-        *k_cells.stride()[:3], *(k_scale_cache.stride() if scaled else (0, 0, 0)),
-        GROUP=group, QUERIES=queries, ROWS=max(16, triton.next_power_of_2(queries * group)), HEADS=heads, TILE=tile,
-        COLUMNS=max(16, triton.next_power_of_2(head_size)), SCALED=scaled, MODE=kv_cache_dtype,
-    )  # fmt: skip
+    with launching():
+        _attention_kernel[(len(seq_lens), triton.cdiv(longest, queries), triton.cdiv(num_heads, heads))](
+            query, k_cells, v_cells,
+            k_scale_cache if scaled else k_cells, v_scale_cache if scaled else v_cells, out,
+            block_table, seq_lens, query_start_loc,
+            num_heads, head_size, k_cells.shape[1], float(softmax_scale),
+            *query.stride()[:2], block_table.stride(0),
+            *k_cells.stride()[:3], *(k_scale_cache.stride() if scaled else (0, 0, 0)),
+            GROUP=group, QUERIES=queries, ROWS=_padded(queries * group), HEADS=heads, TILE=tile,
+            COLUMNS=_padded(head_size), SCALED=scaled, MODE=kv_cache_dtype,
+        )  # fmt: skip
     return unrotate(out) if rotated else out
 
 
-def _program_size(on_gpu: bool, longest: int, group: int, num_heads: int, context: int) -> tuple[int, int, int]:
+def _padded(size: int) -> int:
+    """The power of two that a dot product takes, at least 16."""
+    return max(16, triton.next_power_of_2(size))
+
+
+def _program_size(
+    on_gpu: bool, longest: int, group: int, num_heads: int, head_size: int, context: int
+) -> tuple[int, int, int]:
     """Queries, KV heads and context tokens that one program takes at a time.
 
-    In the interpreter a program costs the same whatever its size, so one program takes everything; a GPU wants
-    many small ones.
+    In the interpreter a program costs the same whatever its size, so one program takes as much as Triton's largest
+    tensor allows; a GPU wants many small ones.
     """
     if on_gpu:
         return max(1, min(longest, 16 // group or 1)), 1, 32
-    return longest, triton.next_power_of_2(num_heads), min(256, max(16, triton.next_power_of_2(context)))
+    queries, heads, tile = longest, triton.next_power_of_2(num_heads), min(256, _padded(context))
+    while heads * _padded(queries * group) * max(tile, _padded(head_size)) > LARGEST_TENSOR and queries > 1:
+        queries = (queries + 1) // 2
+    while heads * max(_padded(queries * group), tile) * max(tile, _padded(head_size)) > LARGEST_TENSOR and heads > 1:
+        heads //= 2
+    return queries, heads, tile

@@ -5,6 +5,9 @@ Everything is written so that Triton's interpreter and a GPU give the same bits:
 ``enable_fp_fusion=False``, or a product and a sum may fuse.
 """
 
+import threading
+from contextlib import contextmanager, nullcontext
+
 from kvviz.engine.mode import prepare
 
 MODE = prepare()
@@ -12,10 +15,23 @@ MODE = prepare()
 import triton  # noqa: E402
 import triton.language as tl  # noqa: E402
 
+LARGEST_TENSOR = 1 << 20
+"""Elements of the largest tensor that Triton allows inside a kernel, in the interpreter too."""
+
 INTERPRETED = tl.constexpr(MODE == "interpreter")
 NAN_BITS = tl.constexpr(0x7FC00000)
 E4M3_NAN = tl.constexpr(0x7F)
 INFINITY = tl.constexpr(float("inf"))
+
+
+_INTERPRETER_LOCK = threading.Lock()
+
+
+@contextmanager
+def launching():
+    """Around each launch: the interpreter keeps a program's place in globals, so only one kernel may run in it."""
+    with _INTERPRETER_LOCK if MODE == "interpreter" else nullcontext():
+        yield
 
 
 def device_function(function):
@@ -48,6 +64,15 @@ def round_half_away(x):
     below = tl.floor(size)
     size = below + (size - below >= 0.5).to(tl.float32)
     return tl.where(x < 0, -size, size)
+
+
+@device_function
+def widened(x):
+    """Any float to float32, exactly; the interpreter's own cast of bfloat16 loses subnormals."""
+    if x.dtype == tl.bfloat16:
+        return (x.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
+    else:
+        return x.to(tl.float32)
 
 
 @device_function

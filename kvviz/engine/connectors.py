@@ -123,5 +123,5 @@ def use_uniform_kv_cache(connector: KVConnector | None, config: EngineConfig, *,
         ("the backend indexes by block stride", config.indexes_kv_by_block_stride),
     ]
     if gate:
-        conditions.append(("no inline per-token-head scales", not config.is_per_token_head))
+        conditions.append(("no scales lie inside the cache", not config.is_per_token_head))
     return Decision(all(held for _, held in conditions), tuple(conditions))

@@ -33,6 +33,10 @@ def check_inputs(key: torch.Tensor, value: torch.Tensor, k_cells: torch.Tensor, 
         raise ValueError(
             f"key is {key.dtype} and value {value.dtype}: both must be one of {', '.join(map(str, FLOATS))}"
         )
+    if 0 in key.shape[1:]:
+        raise ValueError(f"key {tuple(key.shape)} has no heads or no elements: H and D are at least 1")
+    if key.is_neg() or value.is_neg():
+        raise ValueError("key or value is a lazily negated tensor, whose memory has the other sign: resolve_neg() it")
     _same_device(k_cells, key=key, value=value)
     if key.stride(-1) != 1 or key.stride() != value.stride():
         raise ValueError(

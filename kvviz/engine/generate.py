@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import torch
 
 from kvviz.engine.attention import paged_attention
-from kvviz.engine.model import LanguageModel
+from kvviz.engine.model import LanguageModel, ModelConfig
 from kvviz.engine.write import write_kv
 from kvviz.memory.buffers import KVCache, ScaleViews
 
@@ -44,11 +44,24 @@ class PagedBackend:
 
     def __post_init__(self) -> None:
         self.blocks = tuple(self.blocks) or tuple(range(self.cache.spec.num_blocks))
+        for block in self.blocks:
+            if isinstance(block, bool) or not isinstance(block, int) or not 0 <= block < self.cache.spec.num_blocks:
+                raise ValueError(f"block {block!r} is none of the cache's 0 to {self.cache.spec.num_blocks - 1}")
+            if self.blocks.count(block) > 1:
+                raise ValueError(f"block {block} is given twice: two parts of the sequence would share its slots")
 
     @property
     def max_tokens(self) -> int:
         """Tokens of context for which there are blocks."""
         return len(self.blocks) * self.cache.spec.block_size
+
+    def check(self, sizes: ModelConfig) -> None:
+        """Raise ValueError if a model of these sizes does not fit the cache."""
+        spec = self.cache.spec
+        for name in ("num_layers", "num_kv_heads", "head_size"):
+            ours, theirs = getattr(spec, name), getattr(sizes, name)
+            if ours != theirs:
+                raise ValueError(f"the cache has {name} {ours} and the model {theirs}: build the cache for this model")
 
     def begin(self, positions: torch.Tensor) -> None:
         """Prepare a forward pass over ``positions`` (int64 ``(T,)``, consecutive) of the sequence."""
@@ -77,6 +90,9 @@ class PlainBackend:
     dtype: torch.dtype = torch.float32
     max_tokens: int = 8192
     kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict, init=False)
+
+    def check(self, sizes: ModelConfig) -> None:
+        """Any model fits."""
 
     def begin(self, positions: torch.Tensor) -> None:
         """Nothing to prepare; a pass that starts at position 0 starts afresh."""
@@ -123,6 +139,9 @@ def generate(
     """
     if not prompt or max_new_tokens < 1:
         raise ValueError(f"nothing to do: a prompt of {len(prompt)} tokens and {max_new_tokens} new tokens")
+    if chunk is not None and chunk < 1:
+        raise ValueError(f"chunk is the number of tokens of a forward pass, at least 1, not {chunk}")
+    backend.check(model.config)
     if len(prompt) + max_new_tokens > backend.max_tokens:
         raise ValueError(
             f"the prompt has {len(prompt)} tokens and {max_new_tokens} are to be generated, but the cache has room for "

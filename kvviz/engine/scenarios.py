@@ -1,6 +1,7 @@
 """The story's runs by name: what is switched on, what is allocated then, and what the model says.
 
-Everything is greedy and deterministic: one scenario, one prompt, one outcome.
+Everything is greedy. With tails one scenario and prompt has one outcome; without, programs of one launch may race for
+the same bytes on a GPU, so that later tokens can differ from run to run (upstream's kernels race there too).
 """
 
 from collections.abc import Sequence

@@ -64,10 +64,14 @@ MODEL = ModelFile(
 
 
 def cache_dir() -> Path:
-    """``KVVIZ_CACHE``, or else ``kvviz`` in the platform's folder for a user's caches. Makes nothing."""
+    """``KVVIZ_CACHE``, or else ``kvviz`` in the platform's folder for a user's caches. Makes nothing.
+
+    Raises:
+        ValueError: ``KVVIZ_CACHE`` is relative; commands and kernels run in different folders, and would disagree.
+    """
     chosen = os.environ.get("KVVIZ_CACHE")
     if chosen:
-        return Path(chosen).expanduser()
+        return _absolute(Path(chosen).expanduser())
     if sys.platform == "darwin":
         base = Path.home() / "Library" / "Caches"
     elif sys.platform == "win32":
@@ -76,6 +80,15 @@ def cache_dir() -> Path:
         base = Path(os.environ.get("XDG_CACHE_HOME") or "")
         base = base if base.is_absolute() else Path.home() / ".cache"
     return base / "kvviz"
+
+
+def _absolute(folder: Path) -> Path:
+    if not folder.is_absolute():
+        raise ValueError(
+            f"KVVIZ_CACHE is {str(folder)!r}, a relative path, which means another folder to each notebook: "
+            f"set it to an absolute one, such as {folder.absolute()}."
+        )
+    return folder
 
 
 def model_path() -> Path:

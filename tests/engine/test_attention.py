@@ -100,3 +100,29 @@ def test_a_poisoned_cell_reaches_the_output():
     query = torch.ones(1, 9, 64, device=DEVICE)
     bad = attend(cache, query, table, 21).isnan().all(-1)[0]
     assert bad.tolist() == [False] * 3 + [True] * 3 + [False] * 3
+
+
+def test_a_prompt_longer_than_one_program_can_hold():
+    """Triton allows 2**20 elements in a tensor: the queries are cut into several programs."""
+    spec = CacheSpec(1, 26, 16, 3, 64, "int8_per_token_head")
+    cache = allocate(spec, "NHD", DEVICE)
+    key, value = tokens(400, 3, 64)
+    write_kv(key, value, cache.kv_caches[0], torch.arange(400, device=DEVICE), spec.kv_cache_dtype, **views(cache)[0])
+    query = torch.randn(400, 9, 64, generator=torch.Generator().manual_seed(3)).to(DEVICE)
+    table, ends = int32([list(range(26))]), int32([0, 400])
+    got = paged_attention(query, cache.kv_caches[0], table, ends[1:], ends, spec.kv_cache_dtype, **views(cache)[0])
+    key, value = read_reference(
+        cache.kv_caches[0], torch.arange(400, device=DEVICE), spec.kv_cache_dtype, 64, *views(cache)[0].values()
+    )
+    assert (got - attention_reference(query, key, value, 400)).abs().max() < 2e-2
+
+
+def test_scores_of_any_size_are_masked():
+    """Scores far below any finite stand-in for minus infinity still leave the future out."""
+    cache = allocate(CacheSpec(1, 1, 4, 1, 16, "bfloat16"), "NHD", DEVICE)
+    key, value = torch.full((4, 1, 16), 1e31, device=DEVICE), torch.arange(1.0, 5.0, device=DEVICE)
+    value = value[:, None, None].expand(4, 1, 16).contiguous()
+    write_kv(key, value, cache.kv_caches[0], torch.arange(4, device=DEVICE), "bfloat16")
+    query, ends = -torch.ones(4, 1, 16, device=DEVICE), int32([0, 4])
+    got = paged_attention(query, cache.kv_caches[0], int32([[0]]), ends[1:], ends, "bfloat16")
+    assert torch.allclose(got[:, 0, 0].cpu(), torch.tensor([1.0, 1.5, 2.0, 2.5]))

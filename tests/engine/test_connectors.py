@@ -115,7 +115,7 @@ def test_the_decision_takes_every_condition(connector, gate):
 def test_the_decision_says_why():
     assert str(use_uniform_kv_cache(OffloadingConnector(), EngineConfig(), gate=True)) == (
         "per-layer: a connector prefers cross-layer blocks yes, one KV cache group yes, "
-        "the backend indexes by block stride yes, no inline per-token-head scales no"
+        "the backend indexes by block stride yes, no scales lie inside the cache no"
     )
     assert str(use_uniform_kv_cache(OffloadingConnector(), EngineConfig())).startswith("cross-layer: ")
     assert str(use_uniform_kv_cache(None, EngineConfig())).startswith("per-layer: a connector prefers")

@@ -196,3 +196,19 @@ def test_positions_become_slots_of_the_blocks_given():
     assert (meta.seq_lens.tolist(), meta.query_start_loc.tolist()) == ([10], [0, 8])
     dtypes = [t.dtype for t in (meta.slot_mapping, meta.block_table, meta.seq_lens, meta.query_start_loc)]
     assert dtypes == [torch.int64, torch.int32, torch.int32, torch.int32]
+
+
+@pytest.mark.parametrize(
+    ("blocks", "said"),
+    [((0, 0), "block 0 is given twice"), ((0, 4), "block 4 is none of"), ((-1, 0), "block -1"), ((0.0,), "block 0.0")],
+)
+def test_blocks_of_a_sequence_are_told_apart(blocks, said):
+    cache = allocate(CacheSpec(1, 4, 4, 1, 16, "bfloat16"), "NHD")
+    with pytest.raises(ValueError, match=said):
+        PagedBackend(cache, None, blocks)
+
+
+def test_a_cache_for_another_model_is_refused():
+    backend = PagedBackend(allocate(CacheSpec(2, 4, 4, 3, 64, "bfloat16"), "NHD"), None)
+    with pytest.raises(ValueError, match="num_layers 2 and the model 30"):
+        backend.check(SIZES)

@@ -1,5 +1,7 @@
 """write_kv against the golden bytes, the torch reference, and a sentinel-filled buffer."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -152,3 +154,46 @@ def test_extreme_values_agree_with_the_reference():
         write_kv(key, -key, got.kv_caches[0], slots(0, 1, 2, 3), mode, **views(got)[0])
         write_reference(key.cpu(), -key.cpu(), want.kv_caches[0], torch.arange(4), mode, *views(want)[0].values())
         assert torch.equal(got.storages[0].cpu(), want.storages[0]), mode
+
+
+def test_more_tokens_than_one_program_can_hold():
+    spec = CacheSpec(1, 188, 16, 3, 64, "int8_per_token_head")
+    key, value = tokens(3000, 3, 64)
+    caches = [allocate(spec, "NHD", DEVICE) for _ in range(2)]
+    every = torch.arange(3000, device=DEVICE)
+    write_kv(key, value, caches[0].kv_caches[0], every, spec.kv_cache_dtype, **views(caches[0])[0])
+    for part in every.split(500):
+        write_kv(key[part], value[part], caches[1].kv_caches[0], part, spec.kv_cache_dtype, **views(caches[1])[0])
+    assert torch.equal(caches[0].storages[0], caches[1].storages[0])
+
+
+@pytest.mark.parametrize("sizes", [{"tokens_per_program": -1}, {"heads_per_program": 0}, {"tokens_per_program": 1.5}])
+def test_program_sizes_are_at_least_one(sizes):
+    cache = allocate(CacheSpec(1, 1, 4, 2, 32, "bfloat16"), "NHD", DEVICE)
+    key, value = tokens(2, 2, 32)
+    with pytest.raises(ValueError, match=f"{next(iter(sizes))} must be an integer of at least 1"):
+        write_kv(key, value, cache.kv_caches[0], slots(0, 1), "bfloat16", **sizes)
+
+
+def test_subnormal_bfloat16_is_kept():
+    bits = torch.tensor([[0x0001, 0x0016, -0x7FEA, 0x007F] * 4], dtype=torch.int16).view(1, 1, 16)
+    key = bits.view(torch.bfloat16).to(DEVICE)
+    cache = allocate(CacheSpec(1, 1, 1, 1, 16, "bfloat16"), "NHD", DEVICE)
+    write_kv(key, key, cache.kv_caches[0], slots(0), "bfloat16")
+    assert torch.equal(cache.kv_caches[0][0, 0, 0].view(torch.int16).cpu(), bits[0])
+
+
+def test_threads_take_turns():
+    """The interpreter keeps a program's place in globals; several threads must still give the right bytes."""
+    spec = CacheSpec(1, 2, 8, 2, 32, "int8_per_token_head")
+    key, value = tokens(12, 2, 32)
+    slot = slots(*range(12))
+
+    def filled(_):
+        cache = allocate(spec, "NHD", DEVICE)
+        write_kv(key, value, cache.kv_caches[0], slot, spec.kv_cache_dtype, **views(cache)[0], tokens_per_program=1)
+        return cache.storages[0].cpu()
+
+    want = filled(0)
+    with ThreadPoolExecutor(3) as pool:
+        assert all(torch.equal(got, want) for got in pool.map(filled, range(6)))
