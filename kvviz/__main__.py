@@ -1,8 +1,15 @@
-"""``python -m kvviz doctor | fetch | report``: each command imports what it needs, and no more."""
+"""``python -m kvviz doctor | fetch | audit | report``: each command imports what it needs, and no more."""
 
 import argparse
+import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+AUDIT_SECONDS = 10
+"""What a hostile or absurd geometry may take; a real cache takes well under one."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -28,6 +35,12 @@ def _parser() -> argparse.ArgumentParser:
     fetch = commands.add_parser("fetch", help="bring the language model's file (98 MB) into the cache folder")
     fetch.set_defaults(run=_fetch)
 
+    audit = commands.add_parser("audit", help="judge a views file: exit status 0 clean, 1 findings, 2 unusable file")
+    audit.add_argument("file", type=Path, metavar="FILE", help="a views file (kvviz.memory.viewsfile says what it is)")
+    audit.add_argument("--json", type=Path, metavar="OUT", help="write the findings as JSON too")
+    audit.add_argument("--html", type=Path, metavar="OUT", help="write a page with a map of each finding's place too")
+    audit.set_defaults(run=_audit)
+
     report = commands.add_parser("report", help="run notebooks and write them as self-contained HTML")
     report.add_argument("--notebooks", type=Path, default=Path("notebooks"), metavar="DIR", help="where they lie")
     report.add_argument("--out", type=Path, default=Path("reports"), metavar="DIR", help="where the HTML goes")
@@ -47,6 +60,41 @@ def _fetch(options: argparse.Namespace) -> int:
 
     weights.fetch()
     return 0
+
+
+def _audit(options: argparse.Namespace) -> int:
+    from kvviz.memory import viewsfile
+
+    with _at_most(AUDIT_SECONDS):
+        given = viewsfile.read(options.file)
+        result = given.audit()
+    print(result)
+    if options.json:
+        options.json.write_text(viewsfile.findings_json(result), encoding="utf-8")
+    if options.html:
+        from kvviz.show.findings import render_html
+
+        options.html.write_text(render_html(result, given.views, given.claims, options.file.name), encoding="utf-8")
+    return 0 if result.clean else 1
+
+
+@contextmanager
+def _at_most(seconds: int) -> Iterator[None]:
+    """Give up with ValueError after some seconds, where the system has an alarm and this is the main thread."""
+
+    def give_up(*_) -> None:
+        raise ValueError(f"the geometry is too irregular to be judged within {seconds} s")
+
+    if not hasattr(signal, "SIGALRM") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def _report(options: argparse.Namespace) -> int:

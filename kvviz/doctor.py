@@ -154,8 +154,9 @@ def _gpu_memory(name: str) -> Check:
 def _host_memory(name: str) -> Check:
     import psutil
 
-    memory = psutil.virtual_memory()
-    return _memory(name, memory.available, memory.total, FREE_HOST_BYTES)
+    from kvviz.memory.buffers import free_host_bytes
+
+    return _memory(name, free_host_bytes(), psutil.virtual_memory().total, FREE_HOST_BYTES)
 
 
 def _jupyter(name: str) -> Check:
@@ -169,7 +170,10 @@ def _jupyter(name: str) -> Check:
 def _model(name: str) -> Check:
     from kvviz.engine import weights
 
-    wrong = weights.fault()
+    try:
+        wrong = weights.fault()
+    except ValueError as error:  # KVVIZ_CACHE is relative
+        return Check(name, "fail", str(error), "Then run: python -m kvviz fetch")
     if wrong:
         return Check(name, "fail", f"{weights.model_path()} {wrong}", "python -m kvviz fetch")
     return Check(name, "ok", str(weights.model_path()))

@@ -101,6 +101,13 @@ def test_triton_missing_says_what_works_without_it(monkeypatch):
     assert made["kernels"].status == "fail"
 
 
+def test_a_relative_cache_is_a_line(monkeypatch):
+    monkeypatch.setenv("KVVIZ_CACHE", "mine")
+    made = by_name()["model"]
+    assert (made.status, made.remedy) == ("fail", "Then run: python -m kvviz fetch")
+    assert made.text.startswith("KVVIZ_CACHE is 'mine', a relative path")
+
+
 def test_a_check_that_breaks_is_a_line_with_the_error(monkeypatch):
     def broken(name):
         raise OSError("libtorch.so:\n cannot open")

@@ -11,7 +11,7 @@ import kvviz
 ROOT = Path(kvviz.__file__).parent
 FLOORS = {"memory": {"memory"}, "engine": {"engine", "memory"}, "show": {"show", "memory"}}
 FORBIDDEN = {"memory": {"triton", "matplotlib", "gguf", "tokenizers"}, "engine": {"matplotlib"}, "show": {"triton"}}
-WITHOUT_TORCH = ("spec", "layout", "view", "audit")
+WITHOUT_TORCH = ("spec", "layout", "view", "audit", "viewsfile", "collect")
 SELF_EXPLAINING = {"ModelFile.name"}
 
 

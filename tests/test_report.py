@@ -6,6 +6,7 @@ import re
 import shutil
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
+from kvviz.report import export
 from kvviz.report.export import main
 from kvviz.report.notebook import read
 from kvviz.report.page import Frame, Link, render_page
@@ -23,6 +25,24 @@ MACHINE = {"python": "3.x", "kernels": "interpreter on the CPU", "seat <b>": "a 
 SCRIPT = "<script>alert(1)</script>"
 OPENING = f"# Cells {SCRIPT}\n\nYou will *see* that $s = \\frac{{a}}{{448}}$, and `$no$ math`.\n\nIt takes 2 minutes."
 CHUNK = "import sys\nprint(sys.executable)"
+
+
+HEAD = '{"nbformat": 4, "nbformat_minor": 5'
+NO_NOTEBOOKS = (
+    "{",
+    "[]",
+    "[" * 100_000,
+    '{"nbformat": 3}',
+    HEAD + ', "metadata": {}, "cells": [{}]}',
+    HEAD + ', "metadata": {}, "cells": [5]}',
+    HEAD + ', "metadata": {}, "cells": {"a": 1}}',
+    HEAD + ', "metadata": {}, "cells": [{"id": [], "cell_type": "markdown", "metadata": {}, "source": "x"}]}',
+    HEAD + ', "metadata": {}, "cells": [{"cell_type": "markdown", "metadata": {}, "source": "![](attachment:b)"}]}',
+    HEAD + ', "metadata": [], "cells": []}',
+    HEAD + ', "cells": []}',
+    HEAD + ', "metadata": {"kvviz": "text"}, "cells": []}',
+    HEAD + ', "metadata": {"kvviz": null}, "cells": []}',
+)
 
 
 def write(folder: Path, name: str, *cells: nbformat.NotebookNode, **metadata: object) -> Path:
@@ -111,6 +131,16 @@ class TestPaths:
         assert short(f"{Path.home()}/notes") == "~/notes"
         assert short("/somewhere/ipykernel_77/123.py:1: UserWarning") == "cell:1: UserWarning"
 
+    def test_long_words_take_linear_time(self, tmp_path):
+        short, word = shortener(tmp_path), "iVBORw0KGgo/" * 90_000
+        start = time.perf_counter()
+        assert short(word) == word and short(f"{word}/ipykernel_7/8.py:1") == "cell:1"
+        assert time.perf_counter() - start < 2, "a million characters, twice; half a second on a quiet machine"
+
+    def test_cells_are_named_wherever_a_word_begins(self, tmp_path):
+        text = "\"/t/ipykernel_1/2.py\", '/t/ipykernel_1/2.py' <a/ipykernel_1/2.py> ipykernel_1/2.py:3 ipykernel_x/2.py"
+        assert shortener(tmp_path)(text) == "\"cell\", 'cell' <cell> cell:3 ipykernel_x/2.py"
+
     def test_other_text_stays(self, tmp_path):
         for text in (f"{tmp_path}-else/x", f"base64{tmp_path}/x", "a/tmp/b", "1 / 2"):
             assert shortener(tmp_path)(text) == text or "tmp" in str(tmp_path.parent) and text.endswith("-else/x")
@@ -134,6 +164,15 @@ class TestPage:
         html = page(cell)
         assert html == page(cell) and "f00" not in html and "VBox" not in html
         assert html.count("A live control stands here") == 1 and "&lt;js&gt;" in html
+
+    @pytest.mark.parametrize("kind", ["text__html", "image__svg_xml"])
+    def test_an_output_leads_nowhere_else(self, kind):
+        tags = "<meta http-equiv=refresh content='0'><BASE href=//e.org/><me<meta x>ta http-equiv=refresh><metadata>"
+        html = page(with_outputs(shown(**{kind.replace("_xml", "+xml"): f"<b>{tags}kept</b>"})))
+        body = html[html.index("<body") :]
+        assert not re.search(r"<(meta|base)[\s/>]", body, re.IGNORECASE)
+        if kind == "text__html":
+            assert "<metadata>kept</metadata>" in body
 
     def test_names_are_escaped(self):
         html = page(new_markdown_cell(OPENING), title=f"T {SCRIPT}", before=Link(f'{SCRIPT}".html', f"B {SCRIPT}"))
@@ -180,11 +219,15 @@ class TestReading:
         notebook = read(write(tmp_path, "a", with_outputs(new_output("stream", text="old"))))
         assert notebook.node.cells[0].outputs == []
 
-    @pytest.mark.parametrize("text", ["{", "[]", '{"nbformat": 3}', '{"nbformat": 4, "cells": [{}]}'])
+    @pytest.mark.parametrize("text", NO_NOTEBOOKS)
     def test_what_is_no_notebook(self, tmp_path, text):
         path = tmp_path / "a.ipynb"
         path.write_text(text)
-        assert "cannot be read as a notebook: " in read(path).problem
+        assert re.match(r"cannot be read as a notebook: [^\n]{8,}$", read(path).problem)
+
+    @pytest.mark.parametrize("name", ["index", "Index", "INDEX"])
+    def test_the_name_of_the_index_is_taken(self, tmp_path, name):
+        assert "rename the notebook" in read(write(tmp_path, name, CHUNK)).problem
 
     def test_missing_ids_are_not_random(self, tmp_path):
         path = tmp_path / "a.ipynb"
@@ -206,6 +249,57 @@ class TestArguments:
         write(tmp_path, "01_a", CHUNK)
         assert main(tmp_path, tmp_path / "out", ["02"]) == 2
         assert "no notebook is called '02', nor begins so: there are 01_a" in capsys.readouterr().err
+
+
+class TestWithoutKernels:
+    """What is around the kernels; a notebook that runs is taken as it is."""
+
+    @pytest.fixture(autouse=True)
+    def ran(self, monkeypatch) -> list[str]:
+        names = []
+        monkeypatch.setattr(export, "execute", lambda book, *more: names.append(book.name) or (book.node, None))
+        return names
+
+    def test_malformed_notebooks_do_not_stop_the_others(self, tmp_path, capsys, ran):
+        for number, text in enumerate(NO_NOTEBOOKS):
+            (tmp_path / f"{number:02}.ipynb").write_text(text)
+        write(tmp_path, "99_z", CHUNK)
+        assert main(tmp_path, tmp_path / "out") == 1
+        assert ran == ["99_z"] and f"1 of {len(NO_NOTEBOOKS) + 1} notebooks ran" in capsys.readouterr().out
+        assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["99_z.html", "index.html"]
+
+    def test_a_notebook_called_index_leaves_the_index_alone(self, tmp_path, capsys, ran):
+        write(tmp_path, "01_a", CHUNK)
+        write(tmp_path, "index", CHUNK)
+        out = tmp_path / "out"
+        for only in ([], ["01"], []):
+            assert main(tmp_path, out, only) == (0 if only else 1)
+            html = (out / "01_a.html").read_text(encoding="utf-8")
+            assert 'rel="next"' not in html and "01_a" in (out / "index.html").read_text(encoding="utf-8")
+        assert ran == ["01_a"] * 3 and "rename the notebook" in capsys.readouterr().err
+
+    def test_a_folder_that_cannot_be_written_to_is_told_before_anything_runs(self, tmp_path, capsys, ran, monkeypatch):
+        write(tmp_path, "01_a", CHUNK)
+        (tmp_path / "file").write_text("")
+        assert main(tmp_path, tmp_path / "file") == 2
+        (tmp_path / "out" / "index.html").mkdir(parents=True)
+        assert main(tmp_path, tmp_path / "out") == 2
+        full = OSError(28, "No space left on device")
+        monkeypatch.setattr(export.os, "replace", lambda *paths: (_ for _ in ()).throw(full))
+        assert main(tmp_path, tmp_path / "full") == 2
+        said = capsys.readouterr().err.splitlines()
+        assert len(said) == 3 and said[0].endswith("file cannot be written to (File exists): name another folder")
+        assert "index.html is a folder" in said[1] and "(No space left on device)" in said[2]
+        assert ran == [] and not list((tmp_path / "full").iterdir())
+
+    def test_a_folder_in_the_place_of_a_page_stops_nothing(self, tmp_path, capsys, ran):
+        write(tmp_path, "01_a", CHUNK)
+        write(tmp_path, "02_b", CHUNK)
+        (tmp_path / "out" / "01_a.html").mkdir(parents=True)
+        assert main(tmp_path, tmp_path / "out") == 1
+        said = capsys.readouterr()
+        assert ran == ["01_a", "02_b"] and "1 of 2 notebooks ran" in said.out
+        assert "01_a.html could not be taken away" in said.err and (tmp_path / "out" / "02_b.html").is_file()
 
 
 @pytest.mark.notebook
@@ -278,11 +372,11 @@ class TestRuns:
         write(tmp_path, "02_b", "1")
         pages = []
         for out in (tmp_path / "one", tmp_path / "two"):
-            assert main(tmp_path, out, machine=MACHINE) == 0
+            out.mkdir()
+            (out / "02_b.html").write_text("earlier")
+            assert main(tmp_path, out, ["01"], MACHINE) == 0
             pages.append(re.sub(r"\d{4}-\d\d-\d\d", "DATE", (out / "01_a.html").read_text(encoding="utf-8")))
         assert pages[0] == pages[1]
-        (out / "02_b.html").write_text("earlier")
-        assert main(tmp_path, out, ["01"], MACHINE) == 0
         assert (out / "02_b.html").read_text() == "earlier"
         assert "not part of this run; its page is of an earlier one" in (out / "index.html").read_text(encoding="utf-8")
         assert 'href="02_b.html" rel="next"' in (out / "01_a.html").read_text(encoding="utf-8")
@@ -402,6 +496,19 @@ class TestInBrowser:
             opened.close()
             server.shutdown()
 
+    def test_an_output_leads_nowhere_else(self, chromium, tmp_path):
+        (tmp_path / "b.html").write_text("elsewhere")
+        tag = "<meta http-equiv=refresh content='0; url=b.html'>"
+        html = shown(text__html=f"<base href='https://example.org/'><p>{tag}<a id=here href='#x'>here</a></p>")
+        svg = shown(**{"image__svg+xml": f"<svg><foreignObject>{tag}</foreignObject></svg>"})
+        (tmp_path / "a.html").write_text(page(with_outputs(html, svg)), encoding="utf-8")
+        opened = chromium.new_page()
+        opened.goto((tmp_path / "a.html").as_uri())
+        opened.wait_for_timeout(500)
+        assert opened.url.endswith("a.html")
+        assert opened.evaluate("document.getElementById('here').href") == (tmp_path / "a.html").as_uri() + "#x"
+        opened.close()
+
     @pytest.mark.parametrize("scheme", ["light", "dark"])
     def test_contrast(self, visit, scheme):
         opened = visit(scheme=scheme)
@@ -410,12 +517,13 @@ class TestInBrowser:
         ground = opened.evaluate("getComputedStyle(document.body).backgroundColor")
         assert (ground == "rgb(255, 255, 255)") == (scheme == "light")
 
-    @pytest.mark.parametrize("width", [320, 390, 700, 1280])
-    def test_the_page_never_scrolls_sideways(self, visit, width):
-        opened = visit(width)
-        assert opened.evaluate("document.documentElement.scrollWidth") <= width
-        assert opened.locator(".kvr-side").is_visible() == (width == 1280)
-        assert opened.locator(".kvr-fold").is_visible() == (width < 1280)
+    def test_the_page_never_scrolls_sideways(self, visit):
+        opened = visit()
+        for width in (320, 390, 700, 1280):
+            opened.set_viewport_size({"width": width, "height": 900})
+            assert opened.evaluate("document.documentElement.scrollWidth") <= width
+            assert opened.locator(".kvr-side").is_visible() == (width == 1280)
+            assert opened.locator(".kvr-fold").is_visible() == (width < 1280)
 
     def test_long_outputs_scroll_inside_themselves(self, visit):
         height, content = visit().evaluate(

@@ -223,6 +223,15 @@ def test_where_the_cache_lies(tmp_path, monkeypatch, platform, variables, expect
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("name", ["mine", "./mine", "../mine"])
+def test_a_relative_cache_is_refused_with_an_absolute_one(monkeypatch, capsys, name):
+    monkeypatch.setenv("KVVIZ_CACHE", name)
+    with pytest.raises(ValueError, match=f"KVVIZ_CACHE is '{Path(name)}', a relative path.*such as /"):
+        weights.find()
+    assert cli.main(["fetch"]) == 2
+    assert "set it to an absolute one" in capsys.readouterr().err
+
+
 def test_a_model_file_with_a_wrong_sum_is_refused():
     with pytest.raises(ValueError, match="gguf_sha256 must be 64 .* 'ABC'"):
         replace(weights.MODEL, gguf_sha256="ABC")

@@ -1,12 +1,13 @@
 """Checks on numbers rather than bytes: steps of a copy, ids and tables, address types, alignment, readings."""
 
 from collections.abc import Iterator, Sequence
+from math import gcd
 
 import numpy as np
 
 from kvviz.memory.claims import Declared, Maps
 from kvviz.memory.disputes import place
-from kvviz.memory.extents import TooMuchWorkError, start_lanes
+from kvviz.memory.extents import Sweep, TooMuchWorkError, byte_lanes, start_lanes
 from kvviz.memory.finding import Finding
 from kvviz.memory.maps import locate
 from kvviz.memory.spec import one_of
@@ -55,7 +56,7 @@ def ids_in_range(claim: Maps, view: View) -> Iterator[Finding]:
     if claim.count > held:
         text = (
             f"{claim.name} counts ids 0 to {claim.count - 1}, and {view.name} holds {held}"
-            f" (its {_blocks(view)} blocks, {claim.ratio} an id)"
+            f" (its {_blocks(view)} blocks, {claim.ratio} an id): {_ids(held, claim.count)} no place in it"
         )
         yield Finding("index_space", (view.name,), view.storage.name, claim.count - held, None, text=text)
     step = view.stride[0] * view.itemsize * claim.ratio if view.shape else 0
@@ -63,6 +64,10 @@ def ids_in_range(claim: Maps, view: View) -> Iterator[Finding]:
         text = f"{claim.name} steps {claim.stride_bytes} bytes from id to id, and an id of {view.name} is {step} bytes"
         wrong = claim.count - 1
         yield Finding("index_space", (view.name,), view.storage.name, wrong, None, text=text)
+
+
+def _ids(first: int, stop: int) -> str:
+    return f"id {first} has" if stop - first == 1 else f"ids {first} to {stop - 1} have"
 
 
 def addressable(view: View, address_type: str) -> Iterator[Finding]:
@@ -161,10 +166,20 @@ def aligned(view: View, boundary_bytes: int, required: bool) -> Iterator[Finding
         f"{off} of {rows} rows of {width} bytes do not start at a multiple of {boundary_bytes}; they touch {touched} "
         f"sectors of {SECTOR_BYTES} bytes, and aligned ones would touch {rows * -(-width // SECTOR_BYTES)}"
     )
+    text += _every(view, boundary_bytes)
     severity = "error" if required else "warning"
     text += "" if required else ": legal and slow"
     row = _first_off(view, boundary_bytes)
     yield Finding("unaligned", (view.name,), view.storage.name, off, None, row, severity=severity, text=text)
+
+
+def _every(view: View, boundary_bytes: int) -> str:
+    """After how many steps along each axis a row's place behind a boundary comes back."""
+    names = view.axes or tuple(f"axis {axis}" for axis in range(len(view.shape)))
+    steps = zip(names, view.stride[:-1], view.shape[:-1], strict=False)
+    cycles = ((name, boundary_bytes // gcd(step * view.itemsize, boundary_bytes), size) for name, step, size in steps)
+    told = [f"{cycle} along {name}" for name, cycle, size in cycles if 1 < cycle < size]
+    return f"; the same place behind a boundary comes back every {', '.join(told)}" if told else ""
 
 
 def _residues(view: View, modulus: int) -> np.ndarray:
@@ -198,9 +213,33 @@ def declared(claim: Declared, view: View, readings: Sequence[View]) -> Iterator[
         one_of("declared", claim.declared, claim.readings)
         return
     size = view.storage.nbytes
-    fitting = [r for r in readings if r.storage == view.storage and r.span_bytes[0] >= 0 and r.span_bytes[1] <= size]
-    maps = {(r.shape, r.stride, r.offset, r.itemsize, r.axes) for r in fitting}
+    fitting = [
+        r
+        for r in readings
+        if r.num_elements and r.storage == view.storage and r.span_bytes[0] >= 0 and r.span_bytes[1] <= size
+    ]
+    maps = {(r.shape, _normal_stride(r), r.offset, r.itemsize, r.axes) for r in fitting}
     if len(maps) > 1:
-        text = f"{len(maps)} readings of shape {view.shape} fit: {', '.join(r.name for r in fitting)}; declare one"
-        names = (view.name, *(r.name for r in fitting))
+        text = f"{len(maps)} readings of shape {view.shape} fit: {', '.join(r.name for r in fitting)}"
+        text += f"; {_in_common(fitting)}; declare one"
+        names = (view.name, *(r.name for r in fitting if r.name != view.name))
         yield Finding("ambiguous", names, view.storage.name, view.num_elements, None, text=text)
+
+
+def _normal_stride(view: View) -> tuple[int, ...]:
+    """The stride of an axis with a single index says nothing."""
+    return tuple(step if size > 1 else 0 for step, size in zip(view.stride, view.shape, strict=True))
+
+
+def _in_common(readings: Sequence[View]) -> str:
+    """Distinct bytes that all readings claim, and how many each one claims."""
+    try:
+        regions = Sweep([byte_lanes(r) for r in readings], [r.itemsize for r in readings]).regions(1)
+    except TooMuchWorkError:
+        return "what they share was not counted"
+    shared = sum(region.bytes for region in regions if len(region.members) == len(readings))
+    own = [sum(region.bytes for region in regions if n in region.members) for n in range(len(readings))]
+    if set(own) == {shared}:
+        return f"they claim the same {shared} bytes, under another index map each"
+    each = f"{own[0]} bytes each" if len(set(own)) == 1 else f"{', '.join(map(str, own[:-1]))} and {own[-1]} bytes"
+    return f"they claim {each} and share {shared} of them"

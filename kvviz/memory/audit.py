@@ -7,6 +7,7 @@ the patterns of the views, not on the number of blocks (``kvviz.memory.extents``
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from kvviz.memory import addressing, blockwise
 from kvviz.memory.claims import (
@@ -28,8 +29,11 @@ from kvviz.memory.finding import Audit, Finding
 from kvviz.memory.view import View
 
 
-def audit(views: Sequence[View], claims: Sequence[Claim] = ()) -> Audit:
+def audit(views: Sequence[View], claims: Sequence[Claim] = (), *, witnesses: bool = True) -> Audit:
     """Check every view against its storage and itself, then every claim.
+
+    Args:
+        witnesses: False counts only: no example of a collision or a misplaced element, and not what it hits.
 
     Raises:
         ValueError: two views have one name, or a claim names a view that is not given or does not fit.
@@ -38,7 +42,7 @@ def audit(views: Sequence[View], claims: Sequence[Claim] = ()) -> Audit:
     findings = [finding for view in views for finding in (*out_of_bounds(view), *self_overlap(view))]
     checked = [f"{len(views)} views within their storages, none on itself"] if views else ["no views were given"]
     notes: list[str] = []
-    hits = Hits(_homes(views, claims, named))
+    hits = Hits(_homes(views, claims, named)) if witnesses else None
     for claim in claims:
         check, said = _CHECKS[type(claim)]
         findings += check(claim, named, hits)
@@ -48,7 +52,7 @@ def audit(views: Sequence[View], claims: Sequence[Claim] = ()) -> Audit:
     return Audit(tuple(_together(findings)), tuple(_counted(checked)), tuple(dict.fromkeys(notes)))
 
 
-def audit_scales(owners: Sequence[View], claims: Sequence[View]) -> Audit:
+def audit_scales(owners: Sequence[View], claims: Sequence[View], *, witnesses: bool = True) -> Audit:
     """The audit of this kit's story: ``claims`` (scale views as carved) against ``owners`` (who owns what).
 
     Data and claimed scales must be disjoint, and each claimed view belongs where the owner of its name is.
@@ -56,16 +60,8 @@ def audit_scales(owners: Sequence[View], claims: Sequence[View]) -> Audit:
     homes = _by_name(owners)
     taken = {view.name for view in claims}
     views = [view for view in owners if view.name not in taken] + list(claims)
-    return audit(
-        views, [Disjoint(tuple(v.name for v in views)), *(BelongsAt(v.name, _named(homes, v.name)) for v in claims)]
-    )
-
-
-def assert_layout(views: Sequence[View], claims: Sequence[Claim]) -> None:
-    """Raise AssertionError with the findings if the audit is not clean: a layout contract, for a test suite."""
-    result = audit(views, claims)
-    if not result.clean:
-        raise AssertionError(str(result))
+    placed = [BelongsAt(view.name, _named(homes, view.name)) for view in claims]
+    return audit(views, [Disjoint(tuple(view.name for view in views)), *placed], witnesses=witnesses)
 
 
 def _by_name(views: Sequence[View]) -> dict[str, View]:
@@ -88,7 +84,8 @@ def _all(named: dict[str, View], names: Sequence[str]) -> list[View]:
 def rightful_place(claim: BelongsAt | Follows, named: dict[str, View]) -> View:
     """The map that a claim calls rightful, as a view of the claimed view's name and role."""
     if isinstance(claim, BelongsAt):
-        return claim.rightful if isinstance(claim.rightful, View) else _named(named, claim.rightful)
+        given = claim.rightful if isinstance(claim.rightful, View) else _named(named, claim.rightful)
+        return replace(given, name=claim.view)
     scale, data = _named(named, claim.scale), _named(named, claim.data)
     if data.shape[:-1] != scale.shape:
         raise ValueError(
@@ -112,14 +109,17 @@ def _homes(views: Sequence[View], claims: Sequence[Claim], named: dict[str, View
     return [*(v for v in views if v.name not in moved and v.name not in extents | referred), *moved.values()]
 
 
-def _check_place(claim: BelongsAt | Follows, named: dict[str, View], hits: Hits) -> Iterator[Finding]:
+def _check_place(claim: BelongsAt | Follows, named: dict[str, View], hits: Hits | None) -> Iterator[Finding]:
     view = _named(named, claim.view if isinstance(claim, BelongsAt) else claim.scale)
     return misplaced(view, rightful_place(claim, named), hits)
 
 
-_Check = Callable[[Claim, dict[str, View], Hits], Iterator[Finding]]
+_Check = Callable[[Claim, dict[str, View], Hits | None], Iterator[Finding]]
 _CHECKS: dict[type, tuple[_Check, Callable[[Claim], str]]] = {
-    Disjoint: (lambda c, named, _: collisions(_all(named, c.views)), lambda c: f"{len(c.views)} views disjoint"),
+    Disjoint: (
+        lambda c, named, hits: collisions(_all(named, c.views), hits is not None),
+        lambda c: f"{len(c.views)} views disjoint",
+    ),
     Overlay: (
         lambda c, named, _: blockwise.overlaid(_all(named, c.views)),
         lambda c: f"{len(c.views)} views share bytes of equal block ids only",

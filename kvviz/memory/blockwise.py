@@ -5,18 +5,27 @@ A view's first axis is its block. With equal block strides, what a view holds in
 when they are in the same layer. With unequal strides the blocks are taken one by one, up to a limit.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from kvviz.memory.disputes import by_storage, place_of_byte
-from kvviz.memory.extents import Lane, Pattern, Region, Sweep, TooMuchWorkError, byte_lanes
+from kvviz.memory.extents import Lane, Pattern, Sweep, TooMuchWorkError, _set_bits, byte_lanes
 from kvviz.memory.finding import Finding
-from kvviz.memory.view import View
+from kvviz.memory.view import MAX_ADDRESS, View
 
 MAX_BLOCKS = 4096
 """Blocks of all views together that are taken one by one where block strides differ."""
+
+FEW_BLOCKS = 1024
+"""Blocks of all views together that are judged where there are more than that."""
+
+MOST_NAMES = 6
+"""Views whose elements a text counts one by one."""
+
+WRONG = {"truncated": "bytes of the content are not covered", "oversized": "bytes of other blocks are covered"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,67 +38,114 @@ class _Part:
     role: str = ""
 
 
+_Verdicts = Iterator[tuple[Hashable, tuple[int, ...]]]
+"""What is wrong with bytes that some parts share, and which of these parts it concerns."""
+
+
+@dataclass
+class _Bad:
+    """Bytes with one verdict: how many, the lowest, and for each view how many of its elements they concern."""
+
+    bytes: int = 0
+    first: int = MAX_ADDRESS
+    cells: Counter[str] = field(default_factory=Counter)
+
+
 def overlaid(views: Sequence[View]) -> Iterator[Finding]:
     """Bytes that views share between different block ids, one finding for each set of views."""
-    for group in by_storage(views):
+    for given in by_storage(views):
+        few = _few_blocks(given)
+        group = [_first(view, few) for view in given]
         parts = _parts(group)
-        sweep = Sweep([part.lanes for part in parts], [part.view.itemsize for part in parts])
-        found: dict[tuple[str, ...], list[Region]] = {}
-        for region in sweep.regions():
-            members = [parts[m] for m in region.members]
-            if len({part.block for part in members}) > 1:
-                names = tuple(dict.fromkeys(part.view.name for part in members))
-                found.setdefault(names, []).append(region)
-        for names, regions in found.items():
-            yield _shared(names, regions, group)
 
+        def shared(members: tuple[int, ...], parts: Sequence[_Part] = parts) -> _Verdicts:
+            if len({parts[m].block for m in members}) > 1:
+                yield tuple(dict.fromkeys(parts[m].view.name for m in members)), members
 
-def _shared(names: tuple[str, ...], regions: Sequence[Region], views: Sequence[View]) -> Finding:
-    cells, bytes_ = sum(sum(r.elements) for r in regions), sum(r.bytes for r in regions)
-    first = min(region.first for region in regions)
-    example = tuple(p for view in views if view.name in names for p in place_of_byte(view, first))
-    text = "different block ids share these bytes"
-    return Finding("collision", names, views[0].storage.name, cells, bytes_, example, text=text)
+        found = _Judge(parts, shared).verdicts()
+        _check_found(found, few, given)
+        for names, bad in sorted(found.items(), key=lambda item: (item[1].first, item[0])):
+            example = tuple(p for view in group if view.name in names for p in place_of_byte(view, bad.first))
+            storage, text = group[0].storage.name, "different block ids share these bytes"
+            finding = Finding("collision", names, storage, bad.cells.total(), bad.bytes, example, text=text)
+            yield _in_part(finding, few)
 
 
 def covers(extent: View, content: Sequence[View], neighbours: Sequence[View]) -> Iterator[Finding]:
-    """What each block's extent lacks of its content, and what it takes of other blocks."""
-    strangers = [view.name for view in (*content, *neighbours) if view.storage != extent.storage]
+    """What each block's extent lacks of its content, and what it takes of other blocks.
+
+    Cells are elements of the content that are not wholly covered, or elements of neighbours that are touched.
+    """
+    strangers = dict.fromkeys(view.name for view in (*content, *neighbours) if view.storage != extent.storage)
     if strangers:
         raise ValueError(f"{extent.name} lies in {extent.storage.name}, and {', '.join(strangers)} elsewhere")
     blocks = extent.shape[0] if extent.shape else 1
-    owed = [_reshaped(v, (min(v.shape[0], blocks), *v.shape[1:]), v.offset) for v in content if v.shape]
-    parts = [
-        *(replace(part, role="extent") for part in _parts([extent], [*owed, *neighbours])),
-        *(replace(part, role="content") for part in _parts(owed, [extent, *neighbours])),
-        *(replace(part, role="neighbour") for part in _parts(neighbours, [extent, *owed])),
-    ]
-    sweep = Sweep([part.lanes for part in parts], [part.view.itemsize for part in parts])
-    missing, foreign = [], []
-    for region in sweep.regions(1):
-        blocks_of = {role: {parts[m].block for m in region.members if parts[m].role == role} for role in _ROLES}
-        if blocks_of["content"] - blocks_of["extent"]:
-            missing.append(region)
-        if any(taken != owned for taken in blocks_of["extent"] for owned in blocks_of["neighbour"]):
-            foreign.append(region)
-    yield from _extent_finding("truncated", extent, content, missing, "bytes of the content are not covered")
-    yield from _extent_finding("oversized", extent, neighbours, foreign, "bytes of other blocks are covered")
+    owed = [_reshaped(v, (min(v.shape[0], blocks), *v.shape[1:]), v.offset) if v.shape else v for v in content]
+    few = _few_blocks([extent, *owed, *neighbours])
+    roles = {"extent": [extent], "content": owed, "neighbour": neighbours}
+    roles = {role: [_first(view, few) for view in views] for role, views in roles.items()}
+    everybody = [view for views in roles.values() for view in views]
+    parts = [replace(part, role=role) for role, views in roles.items() for part in _parts(views, everybody)]
+
+    def judged(members: tuple[int, ...]) -> _Verdicts:
+        taken = {parts[m].block for m in members if parts[m].role == "extent"}
+        missing = tuple(m for m in members if parts[m].role == "content" and parts[m].block not in taken)
+        foreign = tuple(m for m in members if parts[m].role == "neighbour" and taken - {parts[m].block})
+        yield from (item for item in (("truncated", missing), ("oversized", foreign)) if item[1])
+
+    found = _Judge(parts, judged).verdicts()
+    _check_found(found, few, [extent, *owed, *neighbours])
+    for kind, others in (("truncated", content), ("oversized", neighbours)):
+        if kind in found:
+            yield _in_part(_extent_finding(kind, extent, others, found[kind]), few)
 
 
-def _extent_finding(
-    kind: str, extent: View, others: Sequence[View], regions: Sequence[Region], text: str
-) -> Iterator[Finding]:
-    if not regions:
-        return
-    first = min(region.first for region in regions)
-    bytes_ = sum(region.bytes for region in regions)
-    hit = [view for view in others if view.name != extent.name and place_of_byte(view, first)]
-    example = tuple(p for view in (extent, *hit) for p in place_of_byte(view, first))
-    names = tuple(dict.fromkeys((extent.name, *(view.name for view in others))))
-    yield Finding(kind, names, extent.storage.name, bytes_, bytes_, example, text=f"{bytes_} {text}")
+def _extent_finding(kind: str, extent: View, others: Sequence[View], bad: _Bad) -> Finding:
+    hit = [view for view in others if bad.cells[view.name]]
+    example = tuple(p for view in (extent, *hit) for p in place_of_byte(view, bad.first))
+    names = tuple(dict.fromkeys((extent.name, *(view.name for view in hit))))
+    counts = [f"{bad.cells[name]} cells of {name}" for name in dict.fromkeys(view.name for view in hit)]
+    more = f" and {len(counts) - MOST_NAMES} views more" if len(counts) > MOST_NAMES else ""
+    text = f"{bad.bytes} {WRONG[kind]}: {', '.join(counts[:MOST_NAMES])}{more}"
+    return Finding(kind, names, extent.storage.name, bad.cells.total(), bad.bytes, example, text=text)
 
 
-_ROLES = ("extent", "content", "neighbour")
+class _Judge(Sweep):
+    """A sweep that takes bytes together by verdict, so that an element whose bytes differ in owners counts once."""
+
+    def __init__(self, parts: Sequence[_Part], verdict: Callable[[tuple[int, ...]], _Verdicts]) -> None:
+        super().__init__([part.lanes for part in parts], [part.view.itemsize for part in parts])
+        self._parts, self._verdict = parts, verdict
+
+    def verdicts(self) -> dict[Hashable, _Bad]:
+        """What is wrong with the bytes of all parts."""
+        found: dict[Hashable, _Bad] = {}
+        for start, times in self._cells():
+            for key, new in self._sweep(start, 1):
+                bad = found.setdefault(key, _Bad())
+                bad.bytes, bad.first = bad.bytes + new.bytes * times, min(bad.first, new.first)
+                bad.cells.update({view: count * times for view, count in new.cells.items()})
+        return found
+
+    def _regions(self, kinds, which, points: np.ndarray, sizes: np.ndarray, least: int) -> list:
+        """Within one period: (verdict, what it concerns) of the intervals, ``which`` of the ``kinds`` each one is."""
+        concerned: dict[Hashable, dict[int, dict[int, tuple[int, ...]]]] = {}
+        for number, kind in enumerate(kinds):
+            lanes = _set_bits(kind)
+            for key, parts in self._verdict(tuple(sorted({self._owner[lane] for lane in lanes}))):
+                for part in parts:
+                    mine = tuple(lane for lane in lanes if self._owner[lane] == part)
+                    concerned.setdefault(key, {}).setdefault(part, {})[number] = mine
+        made = []
+        for key, by_part in concerned.items():
+            here = np.isin(which, list({number for numbers in by_part.values() for number in numbers}))
+            bad = _Bad(int(sizes[here].sum()), int(points[here][0]))
+            for part, lanes_of in by_part.items():
+                mine = np.isin(which, list(lanes_of))
+                (count,) = self._elements((part,), lanes_of, which[mine], points[mine], sizes[mine])
+                bad.cells[self._parts[part].view.name] += count
+            made.append((key, bad))
+        return made
 
 
 def _parts(views: Sequence[View], others: Sequence[View] = ()) -> list[_Part]:
@@ -97,22 +153,56 @@ def _parts(views: Sequence[View], others: Sequence[View] = ()) -> list[_Part]:
 
     Raises:
         ValueError: a view without a block axis.
-        TooMuchWorkError: unequal block strides and more than :data:`MAX_BLOCKS` blocks.
     """
     everybody = [view for view in (*views, *others) if view.num_elements or not view.shape]
     for view in everybody:
         if not view.shape:
             raise ValueError(f"{view.name} has no axis: its first axis must be the block")
     views = [view for view in views if view.num_elements]
-    strides = {view.stride[0] * view.itemsize for view in everybody if view.shape[0] > 1}
-    if len(strides) == 1 and min(strides) > 0:
-        return [part for view in views for part in _layers(view, min(strides))]
-    if sum(view.shape[0] for view in everybody) > MAX_BLOCKS:
-        raise TooMuchWorkError(
-            f"the block strides {sorted(strides)} differ, and {sum(v.shape[0] for v in everybody)} blocks are more "
-            f"than the {MAX_BLOCKS} that are taken one by one"
-        )
+    stride = _common_stride(everybody)
+    if stride:
+        return [part for view in views for part in _layers(view, stride)]
     return [_Part(view, block, byte_lanes(_block(view, block))) for view in views for block in range(view.shape[0])]
+
+
+def _common_stride(views: Sequence[View]) -> int | None:
+    """The one distance of bytes from block to block, in which no element is cut; None where there is none."""
+    strides = {view.stride[0] * view.itemsize for view in views if view.shape[0] > 1}
+    one = len(strides) == 1 and min(strides) > 0 and not any(min(strides) % view.itemsize for view in views)
+    return min(strides) if one else None
+
+
+def _few_blocks(views: Sequence[View]) -> int | None:
+    """How many blocks of each view are judged where all of them are too many to be taken one by one; else None."""
+    there = [view for view in views if view.shape and view.num_elements]
+    if sum(view.shape[0] for view in there) <= MAX_BLOCKS or _common_stride(there):
+        return None
+    return max(FEW_BLOCKS // len(there), 1)
+
+
+def _first(view: View, few: int | None) -> View:
+    return (
+        view
+        if few is None or not view.shape
+        else _reshaped(view, (min(view.shape[0], few), *view.shape[1:]), view.offset)
+    )
+
+
+def _in_part(finding: Finding, few: int | None) -> Finding:
+    """A finding on the first blocks holds, and its counts do not."""
+    if few is None:
+        return finding
+    text = f"{finding.text} (counted in the first {few} blocks of each view only: the block strides differ)"
+    return replace(finding, cells=None, bytes=None, text=text)
+
+
+def _check_found(found: dict, few: int | None, views: Sequence[View]) -> None:
+    """Raise TooMuchWorkError where a part of the blocks was judged and nothing was found in it."""
+    if few is not None and not found:
+        raise TooMuchWorkError(
+            f"the block strides of {', '.join(dict.fromkeys(view.name for view in views))} differ; nothing was found in "
+            f"their first {few} blocks, and all are more than the {MAX_BLOCKS} that are taken one by one"
+        )
 
 
 def _block(view: View, block: int) -> View:

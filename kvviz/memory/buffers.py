@@ -1,6 +1,8 @@
 """Real allocations in any layout, and the views that an engine hands to its attention backend."""
 
+import contextlib
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 import torch
@@ -12,6 +14,8 @@ from kvviz.memory.view import Storage, View
 
 CELL_AXES = ("block", "token", "head", "byte")
 SCALE_AXES = ("block", "token", "head")
+
+_CGROUP = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"))
 
 ScaleViews = tuple[tuple[torch.Tensor, torch.Tensor], ...]
 """``(k_scale_cache, v_scale_cache)`` for each layer: float32, ``(B, N, H)``."""
@@ -142,9 +146,19 @@ def check_fits(nbytes: int, device: str | torch.device) -> None:
     device = torch.device(device)
     if device.type == "meta":
         return
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_host_bytes()
     if nbytes > free:
         raise MemoryError(
             f"the cache needs {nbytes} bytes and {device} has {free} bytes free: "
             f"take fewer blocks or layers, or device='meta' to look at the geometry alone"
         )
+
+
+def free_host_bytes() -> int:
+    """Host memory that is free: the machine's, or less where a cgroup (v2, v1) limits this process."""
+    free = psutil.virtual_memory().available
+    for limit, used in _CGROUP:
+        with contextlib.suppress(OSError, ValueError):  # no such file; or "max": no limit
+            left = int(Path("/sys/fs/cgroup", limit).read_text()) - int(Path("/sys/fs/cgroup", used).read_text())
+            free = min(free, max(left, 0))
+    return free

@@ -100,18 +100,21 @@ def by_storage(views: Sequence[View]) -> list[list[View]]:
     return [group for group in groups.values() if group]
 
 
-def collisions(views: Sequence[View]) -> Iterator[Finding]:
+def collisions(views: Sequence[View], witnesses: bool = True) -> Iterator[Finding]:
     """One finding for each set of claimants that share bytes."""
+    solved: dict[tuple, list[Region]] = {}  # storages of one geometry are swept once
     for group in by_storage(views):
         kinds = classes(group)
+        key = (group[0].storage.nbytes, *((_bytes_key(kind[0]), len(kind)) for kind in kinds))
         try:
-            regions = _shared_regions(kinds, group[0].storage.nbytes)
+            regions = solved[key] if key in solved else _shared_regions(kinds, group[0].storage.nbytes)
+            solved[key] = regions
         except TooMuchWorkError:
             yield from _pairwise(kinds)
             continue
         order = {view.name: number for number, view in enumerate(group)}
         for region in regions:
-            yield _collision(region, kinds, order)
+            yield _collision(region, kinds, order, witnesses)
 
 
 def _shared_regions(kinds: Sequence[Sequence[View]], nbytes: int) -> list[Region]:
@@ -125,10 +128,10 @@ def _shared_regions(kinds: Sequence[Sequence[View]], nbytes: int) -> list[Region
     return [replace(region, members=region.members[:-1], elements=region.elements[:-1]) for region in regions]
 
 
-def _collision(region: Region, kinds: Sequence[Sequence[View]], order: dict[str, int]) -> Finding:
+def _collision(region: Region, kinds: Sequence[Sequence[View]], order: dict[str, int], witnesses: bool) -> Finding:
     members = sorted((view for m in region.members for view in kinds[m]), key=lambda view: order[view.name])
     cells = sum(count * len(kinds[m]) for m, count in zip(region.members, region.elements, strict=True))
-    example = tuple(p for view in members for p in place_of_byte(view, region.first))
+    example = tuple(p for view in members for p in place_of_byte(view, region.first)) if witnesses else ()
     names = tuple(view.name for view in members)
     return Finding("collision", names, members[0].storage.name, cells, region.bytes, example)
 
@@ -212,7 +215,8 @@ class Hits:
         self._homes = sorted((home for home in homes if home.num_elements), key=lambda view: view.role == "data")
         self._found: dict[tuple, Counter] = {}
         self._places: dict[tuple[int, str], tuple[Place, ...]] = {}
-        self._lanes: dict[str, list[list[Lane]]] = {}
+        self._keys: dict[str, tuple] = {}
+        self._lanes: dict[tuple, list[list[Lane]]] = {}
 
     def of(self, view: View, rightful: View, right: int) -> tuple[tuple[str, int], ...]:
         """Counts by owner of what the elements of ``view`` hit, the ``right`` ones that are in place left out."""
@@ -246,28 +250,37 @@ class Hits:
         return found[0].view if found else PADDING
 
     def _all(self, view: View) -> Counter:
-        key = (view.storage.name, *_bytes_key(view))
+        """Elements by the name of what their first byte hits."""
+        homes = [home for home in self._homes if home.storage.name == view.storage.name]
+        if view.storage.name not in self._keys:
+            self._keys[view.storage.name] = tuple(map(_bytes_key, homes))
+        key = (view.storage.nbytes, self._keys[view.storage.name], _bytes_key(view))
         if key not in self._found:
-            self._found[key] = self._count(view)
-        return self._found[key]
+            self._found[key] = self._count(view, homes)
+        names = [OUTSIDE, PADDING, *(home.name for home in homes)]
+        counts: Counter = Counter()
+        for under, count in self._found[key].items():
+            counts[names[under]] += count
+        return counts
 
-    def _count(self, view: View) -> Counter:
-        """Elements by what their first byte hits. The storage itself is an owner too, so that outside shows."""
-        name, nbytes = view.storage.name, view.storage.nbytes
-        homes = [home for home in self._homes if home.storage.name == name]
-        if name not in self._lanes:
-            self._lanes[name] = [[interval(0, nbytes)], *map(byte_lanes, homes)]
-        owners = [*self._lanes[name], start_lanes(view)]
+    def _count(self, view: View, homes: Sequence[View]) -> Counter:
+        """Elements by the number of what they hit: 0 outside, 1 padding, then the homes.
+
+        The storage itself is an owner too, so that outside shows. Storages of one geometry are counted once.
+        """
+        key = (view.storage.nbytes, self._keys[view.storage.name])
+        if key not in self._lanes:
+            self._lanes[key] = [[interval(0, view.storage.nbytes)], *map(byte_lanes, homes)]
+        owners = [*self._lanes[key], start_lanes(view)]
         heavy = len(owners)
         counts: Counter = Counter()
         for region in Sweep(owners, weights=[1] * (heavy - 1) + [heavy]).regions(heavy):
             inside, under = region.members[0] == 0, region.members[-2] if len(region.members) > 1 else 0
-            name = OUTSIDE if not inside else homes[under - 1].name if under else PADDING
-            counts[name] += region.elements[-1]
+            counts[1 + under if inside else 0] += region.elements[-1]
         return counts
 
 
-def misplaced(view: View, rightful: View, hits: Hits) -> Iterator[Finding]:
+def misplaced(view: View, rightful: View, hits: Hits | None) -> Iterator[Finding]:
     """Elements that are not where ``rightful`` has them, and what they hit instead."""
     if view.shape != rightful.shape:
         raise ValueError(
@@ -277,18 +290,19 @@ def misplaced(view: View, rightful: View, hits: Hits) -> Iterator[Finding]:
     right = 0 if elsewhere else same_places(view, rightful)
     if right == view.num_elements:
         return
-    lowest = view.lowest if elsewhere else _first_wrong(view, rightful)
     kind = "misplaced" if elsewhere or not _same_set(view, rightful) else "permuted"
     cells = view.num_elements - right
-    landed, meant = place(view, lowest), place(rightful, lowest)
-    text = ""
-    try:
-        found = hits.of(view, rightful, right)
-    except TooMuchWorkError as error:
-        found, text = (), f"what lies there was not counted: {error}"
-    under = hits.place(landed.start_bytes, view.storage.name)
-    names, bytes_ = (view.name,), _wrong_bytes(view, rightful, cells)
-    yield Finding(kind, names, view.storage.name, cells, bytes_, (landed, meant, *under), found, text=text)
+    found, text, example = (), "", ()
+    if hits is not None:
+        lowest = view.lowest if elsewhere else _first_wrong(view, rightful)
+        landed, meant = place(view, lowest), place(rightful, lowest)
+        example = (landed, meant, *hits.place(landed.start_bytes, view.storage.name))
+        try:
+            found = hits.of(view, rightful, right)
+        except TooMuchWorkError as error:
+            text = f"what lies there was not counted: {error}"
+    bytes_ = _wrong_bytes(view, rightful, cells)
+    yield Finding(kind, (view.name,), view.storage.name, cells, bytes_, example, found, text=text)
 
 
 def _first_wrong(view: View, rightful: View) -> tuple[int, ...]:

@@ -97,6 +97,8 @@ def _lanes(view: View, width: int) -> list[Lane]:
         return []
     start, dims = normal_dims(view)
     repeats = prod(size for step, size in zip(view.stride, view.shape, strict=True) if step == 0)
+    if repeats > MAX_LANES:
+        raise TooMuchWorkError(f"{view.name} repeats each element {repeats} times, more than {MAX_LANES}")
     cut = [(start, [])]
     for dim in dims:
         cut = [part for begun in cut for part in _add_dim(*begun, dim, width)]
@@ -273,8 +275,8 @@ class Sweep:
         picked = np.flatnonzero((depth >= least) & (sizes > 0))
         if not len(picked):
             return []
-        kinds, which = np.unique(self._open_lanes(numbers)[picked], axis=0, return_inverse=True)
-        return self._regions(kinds, which.ravel(), points[picked], sizes[picked], least)
+        kinds, which = _distinct_rows(self._open_lanes(numbers)[picked])
+        return self._regions(kinds, which, points[picked], sizes[picked], least)
 
     def _open_lanes(self, numbers: np.ndarray) -> np.ndarray:
         """Which lanes are open after each event, as bits in words: each event flips the bit of its lane."""
@@ -284,15 +286,21 @@ class Sweep:
 
     def _regions(self, kinds, which, points: np.ndarray, sizes: np.ndarray, least: int) -> list[Region]:
         """Intervals with the same owners, taken together; ``which`` of the ``kinds`` (open lanes) each one has."""
-        groups: dict[tuple[int, ...], list[tuple[int, tuple[int, ...]]]] = {}
-        for number, kind in enumerate(kinds):
-            lanes = _set_bits(kind)
-            groups.setdefault(tuple(sorted({self._owner[lane] for lane in lanes})), []).append((number, lanes))
+        owners_of: list[tuple[int, ...]] = []
+        lanes_of = [_set_bits(kind) for kind in kinds]
+        for lanes in lanes_of:
+            owners_of.append(tuple(sorted({self._owner[lane] for lane in lanes})))
+        groups = {owners: number for number, owners in enumerate(dict.fromkeys(owners_of))}
+        group = np.asarray([groups[owners] for owners in owners_of])[which]
+        order = np.argsort(group, kind="stable")
+        which, points, sizes = which[order], points[order], sizes[order]
+        bounds = np.searchsorted(group[order], np.arange(len(groups) + 1))
         made = []
-        for owners, members in groups.items():
+        for owners, number in groups.items():
             if sum(self._weights[owner] for owner in owners) >= least:
-                mine = which == members[0][0] if len(members) == 1 else np.isin(which, [n for n, _ in members])
-                elements = self._elements(owners, dict(members), which[mine], points[mine], sizes[mine])
+                mine = slice(bounds[number], bounds[number + 1])
+                members = {k: lanes for k, lanes in enumerate(lanes_of) if owners_of[k] == owners}
+                elements = self._elements(owners, members, which[mine], points[mine], sizes[mine])
                 made.append(Region(owners, int(sizes[mine].sum()), int(points[mine][0]), elements))
         return made
 
@@ -306,6 +314,17 @@ class Sweep:
             first, last = points[here] // size, (points[here] + sizes[here] - 1) // size
             counts[self._owner[lane]] += int((last - first + 1).sum() - (first[1:] == last[:-1]).sum())
         return tuple(counts.values())
+
+
+def _distinct_rows(words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The distinct rows of a table of integers, and the number of each row's."""
+    number = np.zeros(len(words), np.int64)
+    for column in words.T:
+        values, codes = np.unique(column, return_inverse=True)
+        _, number = np.unique(number * len(values) + codes.ravel(), return_inverse=True)
+        number = number.ravel()
+    _, first = np.unique(number, return_index=True)
+    return words[first], number
 
 
 def _as_intervals(lane: Lane) -> Lane:

@@ -89,7 +89,7 @@ def main(
     try:
         everything = _notebooks(Path(notebooks))
         chosen = _chosen(everything, only)
-        Path(out).mkdir(parents=True, exist_ok=True)
+        _check_writable(Path(out))
     except (ValueError, OSError) as error:
         print(f"report: {error}", file=sys.stderr)
         return 2
@@ -101,6 +101,23 @@ def main(
         progress.say(f"Interrupted: the pages written so far are in {out}, index.html is as it was before.")
         return 130
     return _conclude(runs, everything, Path(out), frame, progress)
+
+
+def _check_writable(out: Path) -> None:
+    """Make the folder of the pages and write to it, before any notebook spends its minutes.
+
+    Raises:
+        ValueError: pages cannot be written there.
+    """
+    probe = out / f".probe.{os.getpid()}"
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        _write(probe, "kvviz")
+        probe.unlink()
+    except OSError as error:
+        raise ValueError(f"{out} cannot be written to ({error.strerror or error}): name another folder") from error
+    if (out / "index.html").is_dir():
+        raise ValueError(f"{out / 'index.html'} is a folder: take it away, the list of pages goes there")
 
 
 def _notebooks(folder: Path) -> list[Notebook]:
@@ -172,10 +189,14 @@ def _run_all(
     return runs
 
 
+def _has_page(notebook: Notebook, out: Path) -> bool:
+    return not notebook.is_index and (out / notebook.page).is_file()
+
+
 def _standing(everything: Sequence[Notebook], runs: Mapping[str, Run], expected: set[str], out: Path) -> set[str]:
     """Names of notebooks that have a page, or will: run well, still to come, or left from an earlier run."""
     ran = {name for name, run in runs.items() if run.executed is not None}
-    earlier = {one.name for one in everything if one.name not in runs and (out / one.page).is_file()}
+    earlier = {one.name for one in everything if one.name not in runs and _has_page(one, out)}
     return ran | expected | earlier
 
 
@@ -205,10 +226,19 @@ def _publish(run: Run, out: Path, frame: Frame, links: Neighbours, progress: Pro
             return run
         except Exception as error:  # the other notebooks still get their pages
             run = Run(notebook, run.seconds, None, Failure(0, "", f"ran, but no page could be made of it: {error!r}"))
-    target.unlink(missing_ok=True)
+    if not notebook.is_index:
+        _take_away(target)
     progress.say(f"{notebook.name} FAILED after {run.seconds:.1f} s, no page")
     _explain(run)
     return run
+
+
+def _take_away(page: Path) -> None:
+    """Remove a page of an earlier run; one that cannot be removed is named, and stops nothing."""
+    try:
+        page.unlink(missing_ok=True)
+    except OSError as error:
+        print(f"report: {page} could not be taken away ({error.strerror or error})", file=sys.stderr)
 
 
 def _explain(run: Run) -> None:
@@ -236,7 +266,7 @@ def _conclude(
 
 def _entry(notebook: Notebook, run: Run | None, out: Path, frame: Frame) -> Entry:
     minutes = _minutes(notebook, frame.machine)
-    page = Link(notebook.page, notebook.title) if (out / notebook.page).is_file() else None
+    page = Link(notebook.page, notebook.title) if _has_page(notebook, out) else None
     if run is None:
         status = "not part of this run" + ("; its page is of an earlier one" if page else "")
     elif run.failure:

@@ -33,6 +33,9 @@ LONGEST_SOCKET_FOLDER = 80
 _MINUTES = re.compile(r"(\d+(?:\.\d+)?)\s*min(?:utes?)?\b")
 _NOT_FOR_KERNELS = ("MPLBACKEND", "PYTHONSTARTUP")
 
+INDEX = "index"
+"""The list of all pages has this name, so that no notebook may have it, in capitals neither."""
+
 Watch = Callable[[int, int, float | None], None]
 """Told of each cell as (number, total, seconds): when it starts (None) and when it is done."""
 
@@ -43,7 +46,7 @@ class Notebook:
 
     Args:
         path: the file.
-        node: its content, or None if it cannot be read; ``problem`` then says why.
+        node: its content, or None if it cannot be read or run; ``problem`` then says why.
         title: plain text: the title in the metadata, else the first heading, else the file's name.
         promise: the first paragraph, as harmless inline HTML.
         minutes_cpu, minutes_gpu: what its author says that it takes, or None.
@@ -66,6 +69,11 @@ class Notebook:
         """The file name of its page."""
         return f"{self.name}.html"
 
+    @property
+    def is_index(self) -> bool:
+        """Whether its page would lie where the list of all pages does: then it can have none."""
+        return self.name.lower() == INDEX
+
 
 @dataclass(frozen=True)
 class Failure:
@@ -82,11 +90,16 @@ class Failure:
 
 
 def read(path: Path) -> Notebook:
-    """Read a notebook; a file that is none is returned with its ``problem`` in words."""
+    """Read a notebook; a file that is none, or has the name of the index, is returned with its ``problem`` in words."""
+    if path.stem.lower() == INDEX:
+        return Notebook(path, None, path.stem, problem="its page would be the list of all pages: rename the notebook")
     try:
-        node = _parse(path)
-    except (ValueError, OSError, nbformat.ValidationError) as error:
-        return Notebook(path, None, path.stem, problem=f"cannot be read as a notebook: {_first_line(str(error))}")
+        return _described(path, _parse(path))
+    except Exception as error:  # a malformed file may raise anything, and must not stop the others
+        return Notebook(path, None, path.stem, problem=f"cannot be read as a notebook: {_said(error)}")
+
+
+def _described(path: Path, node: NotebookNode) -> Notebook:
     prose, said = Prose(path.parent), node.metadata.get("kvviz", {})
     bodies = [prose.render(cell.source, cell.get("attachments")) for cell in _opening(node)]
     title = said.get("title") or (plain(prose.headings[0].html) if prose.headings else path.stem)
@@ -140,8 +153,9 @@ def _traceback(cell: NotebookNode) -> str:
 def _parse(path: Path) -> NotebookNode:
     raw = json.loads(path.read_text(encoding="utf-8"))
     version = raw.get("nbformat") if isinstance(raw, dict) else None
-    if version != 4 or not isinstance(raw.get("cells"), list):
+    if version != 4:
         raise ValueError(f"nbformat is {version}, and 4 is needed: open it in JupyterLab and save it again")
+    _check_shape(raw)
     seen: set[str] = set()
     for number, cell in enumerate(raw["cells"]):
         if cell.get("id") in seen | {None}:  # else nbformat would make up a random one
@@ -153,6 +167,23 @@ def _parse(path: Path) -> NotebookNode:
     nbformat.validate(node)
     node.metadata.language_info = {"name": "python", "pygments_lexer": "ipython3"}
     return node
+
+
+def _check_shape(raw: dict) -> None:
+    """Everything on which this module relies before, and beyond, what nbformat validates."""
+    cells, metadata = raw.get("cells"), raw.get("metadata")
+    if not isinstance(cells, list) or not all(isinstance(cell, dict) for cell in cells):
+        raise ValueError("its cells are not a list of objects")
+    if not isinstance(metadata, dict) or not isinstance(metadata.get("kvviz", {}), dict):
+        raise ValueError("its metadata, or the entry kvviz therein, is not an object")
+    if not all(isinstance(cell.get("id"), str | None) for cell in cells):
+        raise ValueError("a cell has an id that is no text")
+
+
+def _said(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    return _first_line(str(error)) or type(error).__name__
 
 
 def _opening(node: NotebookNode) -> list[NotebookNode]:

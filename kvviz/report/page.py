@@ -27,6 +27,8 @@ CUSTOMARY = ("kernels", "machine", "torch", "triton", "python", "kvviz")
 LIVE = "A live control stands here in JupyterLab: open the notebook to move it."
 _WIDGET = "application/vnd.jupyter.widget-view+json"
 _SHOWN = ("text/html", "text/markdown", "text/latex", "image/svg+xml", "image/png", "image/jpeg", "text/plain")
+_LEADING_AWAY = re.compile(r"<(?:meta|base)(?=[\s/>\x00])[^>]*>?", re.IGNORECASE)
+"""Tags of an output that move the whole page elsewhere, or its links."""
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]{6,}(?=>)")
 
 
@@ -139,6 +141,9 @@ def _presentable_data(output: NotebookNode, prose: Prose, short: Callable[[str],
     for kind in ("text/html", "image/svg+xml", "text/plain"):
         if kind in data:
             data[kind] = _ADDRESS.sub(" at 0x…", short(data[kind]))
+    for kind in ("text/html", "image/svg+xml"):
+        if kind in data:  # a space in its place, so that what is left cannot close up to such a tag
+            data[kind] = _LEADING_AWAY.sub(" ", data[kind])
     return NotebookNode({**output, "data": NotebookNode(data)})
 
 

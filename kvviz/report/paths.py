@@ -10,7 +10,8 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1]
 
-_KERNEL_FILE = re.compile(r"[^\s'\"<>]*ipykernel_\d+[/\\]\d+\.py")
+_KERNEL_FILE = re.compile(r"(?<![^\s'\"<>])[^\s'\"<>]*ipykernel_\d+[/\\]\d+\.py")
+"""It is looked for once a word, from the word's beginning: without that, long words take quadratic time."""
 _BEFORE = r"(^|[^\w+/.~-]|\x1b\[[\d;]*m)"
 """What may stand before a path: not base64 and not the middle of another path; a colour code may."""
 _AFTER = r"(?:([/\\])|(?![\w-]|\.\w))"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvviz.memory.view import Storage, View
+from kvviz.memory.view import MAX_ELEMENTS, Storage, View
 
 MAX_WINDOW_BYTES = 1 << 20
 """Largest window that is mapped byte by byte."""
@@ -99,21 +99,23 @@ def byte_map(
     claims: Sequence[View] = (),
     *,
     window: tuple[int, int] | None = None,
+    storage: Storage | None = None,
     values=None,
 ) -> ByteMap:
-    """Map a window of the one storage that ``owners`` lie in.
+    """Map a window of one storage.
 
     Args:
         owners: who rightly owns what.
         claims: views as they were really carved; a claim writes in place of the owner of its name. Owners
             whose name no claim bears write where they are.
         window: byte range ``[start, stop)``; default: the whole storage.
+        storage: the one to show; default: the one that all views lie in.
         values: the storage's bytes (a uint8 tensor or array of its full length); only the window is read.
 
     Raises:
         ValueError: no views, views of several storages, or a window outside the storage or too large.
     """
-    storage = _one_storage([*owners, *claims])
+    storage = storage if storage is not None else _one_storage([*owners, *claims])
     start, stop = window if window is not None else (0, storage.nbytes)
     if not 0 <= start < stop <= storage.nbytes:
         raise ValueError(f"the window [{start}, {stop}) must lie in {storage.name} of {storage.nbytes} bytes")
@@ -121,6 +123,7 @@ def byte_map(
         raise ValueError(f"a window of {stop - start} bytes is too large to map (at most {MAX_WINDOW_BYTES})")
     claimed = {view.name for view in claims}
     writers = [view for view in owners if view.name not in claimed] + list(claims)
+    owners, writers = ([view for view in views if view.storage == storage] for views in (owners, writers))
     owner_cells = _cells_by_byte(owners, start, stop)
     writer_cells = _cells_by_byte(writers, start, stop)
     table = np.concatenate([owner_cells, writer_cells])
@@ -152,14 +155,59 @@ def _cells_by_byte(views: Sequence[View], start: int, stop: int) -> np.ndarray:
     """For each view and byte of the window, the flat number of the cell that claims it, or -1: ``(views, bytes)``."""
     cells = np.full((len(views), stop - start), -1, np.int64)
     for row, view in zip(cells, views, strict=True):
-        starts = view.starts.ravel()
-        near = np.flatnonzero((starts + view.itemsize > start) & (starts < stop))
+        near, starts = _elements_within(view, start, stop)
         width = int(np.prod(view.shape[_cell_axes(view) :], dtype=np.int64))
         for byte in range(view.itemsize):
-            at = starts[near] + byte - start
+            at = starts + byte - start
             inside = (at >= 0) & (at < stop - start)
             row[at[inside]] = near[inside] // width
     return cells
+
+
+def _elements_within(view: View, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+    """Flat numbers, ascending, of the elements that reach into ``[start, stop)``, and the first byte of each.
+
+    Axis after axis, the longest steps first, only those indices are kept from which the axes that follow can
+    reach the window: work and memory are in proportion to the window. Where an axis has no step, its last
+    index stands for all.
+    """
+    numbers, firsts = np.zeros(1, np.int64), np.full(1, view.start_of(view.lowest), np.int64)
+    axes = _axes_by_step(view)
+    reach = sum(step * (size - 1) for step, size, _, _ in axes)
+    for step, size, first_number, number_step in axes:
+        reach -= step * (size - 1)
+        low = np.clip((start - view.itemsize - reach - firsts) // step + 1, 0, size)
+        high = np.clip(-((firsts - stop) // step), low, size)
+        _check_few(view, int((high - low).sum()))
+        which = np.repeat(np.arange(len(firsts)), high - low)
+        index = np.arange(len(which)) - np.repeat(np.cumsum(high - low) - high, high - low)
+        firsts = firsts[which] + index * step
+        numbers = numbers[which] + first_number + index * number_step
+    inside = (firsts + view.itemsize > start) & (firsts < stop) & (view.num_elements > 0)
+    order = np.argsort(numbers[inside])
+    return numbers[inside][order], firsts[inside][order]
+
+
+def _axes_by_step(view: View) -> list[tuple[int, int, int, int]]:
+    """For each axis ``(step_bytes, size, first_number, number_step)``, counted upwards in memory, longest step first.
+
+    The numbers are what an index adds to an element's flat number: an axis with a negative stride starts at its
+    last index and counts down. An axis without a step is one place: its last index.
+    """
+    axes, inner = [], view.num_elements
+    for size, stride in zip(view.shape, view.stride, strict=True):
+        inner //= max(size, 1)
+        last = (size - 1) * inner
+        if stride == 0:
+            axes.append((1, 1, last, 0))
+        else:
+            axes.append((abs(stride) * view.itemsize, size, 0 if stride > 0 else last, inner if stride > 0 else -inner))
+    return sorted(axes, reverse=True)
+
+
+def _check_few(view: View, count: int) -> None:
+    if count > MAX_ELEMENTS:
+        raise ValueError(f"{view.name}: {count} elements reach into the window, too many to list ({MAX_ELEMENTS})")
 
 
 def _parts(views: Sequence[View], cells: np.ndarray) -> tuple[Part, ...]:
@@ -202,6 +250,11 @@ class Row:
     label: str
     runs: tuple[ByteRun, ...]
 
+    @property
+    def mixed(self) -> bool:
+        """Whether its bytes do not all belong to one block of one layer."""
+        return len(_homes(self.runs)) != 1
+
 
 def rows(record: ByteMap, row_bytes: int) -> tuple[Row, ...]:
     """Cut a map into rows of ``row_bytes``; the page size gives a row a page.
@@ -220,10 +273,19 @@ def rows(record: ByteMap, row_bytes: int) -> tuple[Row, ...]:
     return tuple(Row(start, _row_label(runs), tuple(runs)) for start, runs in pieces.items())
 
 
-def _row_label(runs: list[ByteRun]) -> str:
-    """``block 1 · layer 0`` where all owned bytes of a row belong to one block and layer."""
-    owners = {(r.owner.index[0], r.owner.layer) for r in runs if r.owner and r.owner.axes[:1] == ("block",)}
-    if len(owners) != 1:
-        return ""
-    block, layer = owners.pop()
-    return f"block {block}" + ("" if layer is None else f" · layer {layer}")
+def _row_label(runs: Sequence[ByteRun]) -> str:
+    """``block 1 · layer 0``, or ``block 0 · layers 0–3`` where a row spans several; "" where nobody has a home."""
+    homes = _homes(runs)
+    blocks = sorted({block for block, _ in homes if block is not None})
+    layers = sorted({layer for _, layer in homes if layer is not None})
+    return " · ".join(_span(word, found) for word, found in (("block", blocks), ("layer", layers)) if found)
+
+
+def _homes(runs: Sequence[ByteRun]) -> set[tuple[int | None, int | None]]:
+    """Block and layer of each owner, as far as it has them."""
+    owners = [run.owner for run in runs if run.owner]
+    return {(part.index[0] if part.axes[:1] == ("block",) else None, part.layer) for part in owners} - {(None, None)}
+
+
+def _span(word: str, numbers: Sequence[int]) -> str:
+    return f"{word} {numbers[0]}" if len(numbers) == 1 else f"{word}s {numbers[0]}–{numbers[-1]}"

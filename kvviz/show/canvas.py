@@ -5,7 +5,7 @@ a greyscale print says the same. A sheet belongs to no pyplot: it shows once, as
 """
 
 import io
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -31,6 +31,9 @@ DATA_TINT = {"K": 0.55, "V": 0.30}
 BODY, TITLE, SMALL = 8.0, 10.5, 7.0
 """Text sizes in points; a figure 11 inches wide is shown 1100 pixels wide."""
 
+MIN_WIDTH = 4.0
+"""In inches; a narrower figure has no room beside its labels."""
+
 SCREEN_DPI, PNG_DPI = 100, 150
 RC = {
     "font.family": ["DejaVu Sans"],
@@ -39,6 +42,7 @@ RC = {
     "svg.fonttype": "path",
     "path.simplify": False,
     "text.usetex": False,
+    "text.parse_math": False,
     "text.color": INK,
 }
 FORMATS = ("png", "svg")
@@ -59,6 +63,21 @@ MISPLACED = Style(ORANGE, INK, "xxx", 0.8)
 UNREACHED = Style("#FFFFFF", INK, "", 0.8)
 UNOWNED = Style(PALE, "#9A9A9A", "..", 0.0)
 OUTLINE = Style("none", INK, "", 2.0)
+
+
+def check_width(width_inches: float) -> None:
+    """Raises: ValueError: the figure would be too narrow."""
+    if not width_inches >= MIN_WIDTH:
+        raise ValueError(f"width_inches {width_inches} leaves no room for bytes beside labels: at least {MIN_WIDTH}")
+
+
+def check_titles(named: Mapping[str, object], kind: type) -> None:
+    """Raises: ValueError: a title is not a text, or what it is the title of is not of this ``kind``."""
+    for title, shown in named.items():
+        if not isinstance(title, str):
+            raise ValueError(f"a title must be a text, and {title!r} is {type(title).__name__}: write a sentence")
+        if not isinstance(shown, kind):
+            raise ValueError(f"{title!r} must be the title of a {kind.__name__}, not of {type(shown).__name__}")
 
 
 def tint(colour: str, share: float) -> str:

@@ -25,12 +25,13 @@ def shows(record: ByteMap, finding: Finding) -> bool:
     """Whether the map was made from views that have this finding, and its window holds an end of it."""
     if record.storage.name != finding.storage:
         return False
-    ends = [place for place in finding.example if _inside(record, place)]
+    places = finding.example if finding.kind == "collision" else finding.example[:2]
+    ends = [place for place in places if _inside(record, place)]
     if not ends:
         return False
     if finding.kind == "collision":
         return all(_writes(record, place, place) for place in ends)
-    landed, meant = finding.example[:2]
+    landed, meant = places
     if _inside(record, landed):
         return _writes(record, landed, landed)
     return not _writes(record, landed, meant)
@@ -55,7 +56,7 @@ def point(ax: Axes, record: ByteMap, row_bytes: int, finding: Finding, per_inch:
         return _callout(ax, box, claim_of(finding, run.stop - run.start), row_bytes, per_inch)
     landed, meant = (
         box_of(record, row_bytes, place.start_bytes, place.stop_bytes) if _inside(record, place) else None
-        for place in finding.example
+        for place in finding.example[:2]
     )
     draw_boxes(ax, [(box, OUTLINE) for box in (landed, meant) if box])
     taken = _arrow(ax, meant, landed, row_bytes, per_inch) if landed and meant else []

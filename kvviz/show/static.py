@@ -3,7 +3,7 @@
 A rendering of :class:`~kvviz.show.bytemap.ByteMap`, as text and HTML are; it judges nothing by itself.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from matplotlib.axes import Axes
@@ -27,6 +27,8 @@ from kvviz.show.canvas import (
     Entry,
     Sheet,
     Style,
+    check_titles,
+    check_width,
     draw_boxes,
     draw_legend,
     ink_on,
@@ -50,7 +52,7 @@ GAP = 0.05
 FLAT_INCHES, NARROW_INCHES = 0.1, 0.08
 """Runs lower or narrower than this get no edges, or thin ones: they would be all edge."""
 TITLE_INCHES, COUNTS_INCHES, TICKS_INCHES, STRIP_INCHES = 0.2, 0.2, 0.3, 0.42
-MARGIN, MIN_WIDTH = 0.12, 4.0
+MARGIN = 0.12
 MAX_LETTERS = 1500
 """Most words that are written into runs when nobody asked for them."""
 
@@ -86,13 +88,14 @@ def figure(
         A figure that displays in a notebook; its ``alt_text`` says what it shows, with the counts.
 
     Raises:
-        ValueError: no map, a row without bytes, a figure too narrow, or a finding that cannot be pointed at.
+        ValueError: no map, an empty one, a title that is no text, a row without bytes, a figure too narrow, or a
+            finding that cannot be pointed at.
     """
     named = _named(maps)
+    _check_not_empty(named)
     if finding is not None:
         _check_finding(finding, named)
-    if width_inches < MIN_WIDTH:
-        raise ValueError(f"width_inches {width_inches} leaves no room for bytes beside labels: at least {MIN_WIDTH}")
+    check_width(width_inches)
     with settings():
         plan = _Plan.of(named, row_bytes, finding, width_inches)
         sheet = Sheet(width_inches, plan.height, _alt_text(named, finding))
@@ -108,9 +111,16 @@ def figure(
 def _named(maps: Mapping[str, ByteMap] | ByteMap) -> dict[str, ByteMap]:
     if isinstance(maps, ByteMap):
         return {f"{maps.storage.name}, bytes {maps.start} to {maps.stop} of {maps.storage.nbytes}": maps}
-    if not maps:
+    if not maps or not isinstance(maps, Mapping):
         raise ValueError("there is no map to draw: give one ByteMap, or a mapping of titles to maps")
+    check_titles(maps, ByteMap)
     return dict(maps)
+
+
+def _check_not_empty(named: Mapping[str, ByteMap]) -> None:
+    for title, record in named.items():
+        if not record.runs:
+            raise ValueError(f"{title!r} is a map without bytes, [{record.start}, {record.stop}): widen its window")
 
 
 def _check_finding(finding: Finding, named: Mapping[str, ByteMap]) -> None:
@@ -133,7 +143,6 @@ class _Panel:
     title: tuple[str, ...]
     record: ByteMap
     rows: tuple[Row, ...]
-    labels: tuple[str, ...]
     row_inches: float
     finding: Finding | None
 
@@ -170,15 +179,13 @@ class _Plan:
     def of(cls, named: dict[str, ByteMap], row_bytes: int, finding: Finding | None, width: float) -> "_Plan":
         cut = {title: rows(record, row_bytes) for title, record in named.items()}
         row_inches = min(ROW_INCHES, MAX_PANEL_INCHES / max(map(len, cut.values())))
-        labels = {title: tuple(row.label or _spread(row) for row in all_rows) for title, all_rows in cut.items()}
-        left = MARGIN + 0.08 + max(text_inches(label, BODY) for some in labels.values() for label in some)
+        left = MARGIN + 0.08 + max(text_inches(row.label, BODY) for some in cut.values() for row in some)
         inner = width - left - MARGIN - text_inches("0x00000", SMALL)
         panels = tuple(
             _Panel(
                 tuple(wrapped(title, TITLE, inner, bold=True)),
                 record,
                 cut[title],
-                labels[title],
                 row_inches,
                 finding if finding and shows(record, finding) else None,
             )
@@ -190,18 +197,6 @@ class _Plan:
     @property
     def height(self) -> float:
         return MARGIN + sum(p.inches for p in self.panels) + 0.14 + LINE_INCHES * len(self.legend) + MARGIN
-
-
-def _spread(row: Row) -> str:
-    """A label for a row that no one block and layer owns."""
-    owners = [run.owner for run in row.runs if run.owner]
-    layers = sorted({part.layer for part in owners if part.layer is not None})
-    blocks = sorted({part.index[0] for part in owners if part.axes[:1] == ("block",)})
-    return " · ".join(_span(word, found) for word, found in (("block", blocks), ("layer", layers)) if found)
-
-
-def _span(word: str, numbers: Sequence[int]) -> str:
-    return f"{word} {numbers[0]}" if len(numbers) == 1 else f"{word}s {numbers[0]}–{numbers[-1]}"
 
 
 def _hue_key(part) -> int | str:
@@ -262,14 +257,14 @@ def _alt_text(named: Mapping[str, ByteMap], finding: Finding | None) -> str:
 
 
 def _pointed_at(named: Mapping[str, ByteMap], finding: Finding) -> str:
-    first, last = finding.example[0], finding.example[-1]
+    first, meant = finding.example[0], finding.example[:2][-1]
     if not any(shows(record, finding) for record in named.values()):
         return f"The finding's first place, bytes [{first.start_bytes}, {first.stop_bytes}), is not on these maps."
     if finding.kind == "collision":
         told = f"{len(finding.example)} views claim bytes [{first.start_bytes}, {first.stop_bytes}), {first.text} first"
     else:
         told = (
-            f"{first.text} is meant at bytes [{last.start_bytes}, {last.stop_bytes}) "
+            f"{first.text} is meant at bytes [{meant.start_bytes}, {meant.stop_bytes}) "
             f"and lands at bytes [{first.start_bytes}, {first.stop_bytes})"
         )
     return f"Pointed at: {told}."
@@ -322,7 +317,7 @@ def _draw_axis(ax: Axes, plan: _Plan, panel: _Panel) -> None:
         middle = number + (0.5 if every == 1 else every / 2)
         looks = {"va": "center_baseline", "clip_on": False}
         away = 0.06 * plan.row_bytes / plan.width
-        ax.text(-away, middle, panel.labels[number], fontsize=BODY, ha="right", **looks)
+        ax.text(-away, middle, panel.rows[number].label, fontsize=BODY, ha="right", **looks)
         offset = f"{panel.rows[number].start:#x}"
         ax.text(plan.row_bytes + away, middle, offset, fontsize=SMALL, ha="left", color=GREY, **looks)
 
@@ -333,7 +328,7 @@ def _draw_letters(ax: Axes, placed: list[tuple[ByteRun, Box]], plan: _Plan, pane
         return
     inches = plan.width / plan.row_bytes
     many = max((hue for hue in plan.hues.values()), default=0) >= len(HUES)
-    mixed = {row.start for row in panel.rows if not row.label}
+    mixed = {row.start for row in panel.rows if row.mixed}
     for run, box in placed:
         named = many or run.start - int(box[0]) in mixed
         room = (run.stop - run.start) * inches - 0.04

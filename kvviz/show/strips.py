@@ -26,6 +26,8 @@ from kvviz.show.canvas import (
     Box,
     Sheet,
     Style,
+    check_titles,
+    check_width,
     draw_boxes,
     settings,
     text_inches,
@@ -121,11 +123,11 @@ def buffer_figure(
         max_layers_shown: strips drawn of a cache that has one storage a layer; the rest is counted in words.
 
     Raises:
-        ValueError: no cache, a block that does not exist, or a buffer of more runs than can be drawn.
+        ValueError: no cache, a title that is no text, a block that does not exist, a figure too narrow, or a
+            buffer of more runs than can be drawn.
     """
-    named = {caches.layout.name: caches} if isinstance(caches, KVCache) else dict(caches)
-    if not named:
-        raise ValueError("there is no cache to draw: give one KVCache, or a mapping of titles to caches")
+    named = _named(caches)
+    check_width(width_inches)
     if max_layers_shown < 1:
         raise ValueError(f"max_layers_shown must be at least 1, not {max_layers_shown}")
     for title, cache in named.items():
@@ -146,6 +148,15 @@ def buffer_figure(
             top += panel.inches
         ax.set_xlabel("byte within the buffer", fontsize=BODY)
     return sheet
+
+
+def _named(caches: Mapping[str, KVCache] | KVCache) -> dict[str, KVCache]:
+    if isinstance(caches, KVCache):
+        return {caches.layout.name: caches}
+    if not caches or not isinstance(caches, Mapping):
+        raise ValueError("there is no cache to draw: give one KVCache, or a mapping of titles to caches")
+    check_titles(caches, KVCache)
+    return dict(caches)
 
 
 @dataclass(frozen=True)

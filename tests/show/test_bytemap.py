@@ -3,8 +3,11 @@
 import contextlib
 import itertools
 import random
+import time
+import tracemalloc
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,7 +15,7 @@ from kvviz.memory.buffers import allocate
 from kvviz.memory.layout import LAYOUTS
 from kvviz.memory.spec import CacheSpec
 from kvviz.memory.view import Storage, View
-from kvviz.show.bytemap import MAX_WINDOW_BYTES, STATES, ByteMap, Part, byte_map, rows
+from kvviz.show.bytemap import MAX_WINDOW_BYTES, STATES, ByteMap, Part, _cells_by_byte, byte_map, rows
 
 INT8 = "int8_per_token_head"
 
@@ -107,6 +110,45 @@ def test_equals_a_count_by_hand_for_views_of_any_shape(seed):
     assert per_byte(record) == brute_force(owners, claims, start, stop)
 
 
+def listed(view: View, start: int, stop: int) -> list[int]:
+    """The flat number of the element that fills each byte, or -1, from a list of all elements."""
+    starts = view.starts.ravel()
+    row = np.full(stop - start, -1)
+    for byte in range(view.itemsize):
+        at = starts + byte - start
+        inside = (at >= 0) & (at < stop - start)
+        row[at[inside]] = np.flatnonzero(inside)
+    return row.tolist()
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_pruning_leaves_what_a_full_list_gives(seed):
+    lot = random.Random(seed)
+    shape = tuple(lot.randint(0 if lot.random() < 0.1 else 1, 4) for _ in range(lot.randint(0, 4)))
+    stride = tuple(lot.choice((-37, -16, -7, -3, -1, 0, 0, 1, 2, 5, 16, 40)) for _ in shape)
+    view = View("any", Storage("heap", 1 << 20), shape, stride, lot.randint(200, 300), lot.choice((1, 2, 4)))
+    start = lot.randint(0, 1200)
+    stop = start + lot.randint(1, 200)
+    (cells,) = _cells_by_byte([view], start, stop)
+    assert cells.tolist() == listed(view, start, stop)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_small_window_of_a_large_cache_costs_little(layout):
+    spec = CacheSpec(28, 5000, 16, 8, 128, "fp8_per_token_head")
+    cache = allocate(spec, layout, "meta")
+    storage = cache.storage_of(27)
+    owners, claims = views_of(cache, "strides", storage)
+    at = storage.nbytes // 2
+    tracemalloc.start()
+    start = time.perf_counter()
+    record = byte_map(owners, claims, window=(at, at + 64))
+    seconds, peak = time.perf_counter() - start, tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert record.count("right") == 64
+    assert seconds < 1 and peak < 4 << 20, (seconds, peak)
+
+
 def test_every_state_occurs_in_these_tests():
     seen = set()
     for case in caches():
@@ -167,7 +209,18 @@ def test_rows_hold_every_byte_once(story, row_bytes):
 def test_rows_of_a_page_say_whose_they_are(story):
     labels = [row.label for row in rows(byte_map(story.owners()), 160)]
     assert labels == [f"block {block} · layer {layer}" for block in range(4) for layer in range(4)]
-    assert rows(byte_map(story.owners()), 320)[0].label == ""
+    assert [row.mixed for row in rows(byte_map(story.owners()), 160)] == [False] * 16
+    row = rows(byte_map(story.owners()), 320)[0]
+    assert (row.label, row.mixed) == ("block 0 · layers 0–1", True)
+    assert rows(byte_map(story.owners()), 5000)[0].label == "blocks 0–3 · layers 0–3"
+
+
+def test_rows_of_views_without_a_home_have_no_label():
+    heap = Storage("heap", 16)
+    (row,) = rows(byte_map([View("weights", heap, (8,), (1,))]), 16)
+    assert (row.label, row.mixed) == ("", True)
+    (row,) = rows(byte_map([View("layer 3 state", heap, (8,), (1,))]), 16)
+    assert (row.label, row.mixed) == ("layer 3", False)
 
 
 def test_a_view_of_another_name_is_a_part_without_layer():

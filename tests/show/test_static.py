@@ -1,13 +1,13 @@
 """Figures against the records that they render: rectangles, arrows, words, files."""
 
-import subprocess
-import sys
 import time
 from collections import Counter
 from dataclasses import replace
+from functools import cache
 
 import matplotlib
 import matplotlib.patches
+import matplotlib.text
 import nbformat
 import numpy as np
 import pytest
@@ -50,11 +50,20 @@ def mapped(spec: CacheSpec, layout: str, carve: str, **options):
     return record, audit_scales(owners, claims)
 
 
+@cache
 def pair(spec: CacheSpec = SPEC, layout: str = "cross-layer NHD"):
     """Both maps and the audit of the one that is wrong."""
     right, _ = mapped(spec, layout, "strides")
     wrong, audit = mapped(spec, layout, "shape")
     return {"Every layer's scales lie in its own cells": right, "All layers' scales land on one place": wrong}, audit
+
+
+@cache
+def variant(name: str):
+    """The maps of a variant and their figure, drawn once for all tests that only look at it."""
+    spec, layout, row_bytes = VARIANTS[name]
+    maps, audit = pair(spec, layout)
+    return maps, static.figure(maps, row_bytes=row_bytes, finding=audit.findings[0])
 
 
 def panels(figure):
@@ -88,30 +97,28 @@ def hues_of(record) -> dict[int, int]:
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_every_run_is_drawn_once_in_the_style_of_its_state(name):
-    spec, layout, row_bytes = VARIANTS[name]
-    maps, audit = pair(spec, layout)
-    figure = static.figure(maps, row_bytes=row_bytes, finding=audit.findings[0])
+    row_bytes = VARIANTS[name][2]
+    maps, figure = variant(name)
     for ax, record in zip(panels(figure), maps.values(), strict=True):
-        expected = Counter()
+        expected, hues, pixels = Counter(), hues_of(record), ax.get_window_extent().width
         for number, row in enumerate(rows(record, row_bytes)):
             for run in row.runs:
                 left, right = run.start - row.start, run.stop - row.start
-                style = style_of(run, hues_of(record))
-                assert ax.get_window_extent().width / row_bytes * (right - left) > 1, "a run of less than a pixel"
+                style = style_of(run, hues)
+                assert pixels / row_bytes * (right - left) > 1, "a run of less than a pixel"
                 expected[left, right, round(number + GAP, 6), round(number + 1 - GAP, 6), str(style)] += 1
         found = drawn(ax)
         loose = Counter({key[:4]: n for key, n in expected.items()})
         assert Counter({key[:4]: n for key, n in found.items()}) == loose
         for key, style in ((key[:4], key[4]) for key in expected):
-            wide = (key[1] - key[0]) * ax.get_window_extent().width / 100 / row_bytes >= 0.08
+            wide = (key[1] - key[0]) * pixels / 100 / row_bytes >= 0.08
             assert not wide or (*key, style) in found
 
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_panels_share_one_byte_scale(name):
-    spec, layout, row_bytes = VARIANTS[name]
-    maps, _ = pair(spec, layout)
-    axes = panels(static.figure(maps, row_bytes=row_bytes))
+    row_bytes = VARIANTS[name][2]
+    axes = panels(variant(name)[1])
     assert {ax.get_xlim() for ax in axes} == {(0, row_bytes)}
     assert len({(ax.get_position().x0, ax.get_position().x1) for ax in axes}) == 1
     assert len({tuple(ax.get_xticks()) for ax in axes}) == 1
@@ -123,18 +130,19 @@ def test_every_state_has_a_style_of_its_own():
     maps, _ = pair(*VARIANTS["padded"][:2])
     expected = {"contested": CONTESTED, "misplaced": MISPLACED, "unreached": UNREACHED, "unowned": UNOWNED}
     for record in (*maps.values(), mapped(*VARIANTS["permuted"][:2], "shape")[0]):
+        hues = hues_of(record)
         for run in record.runs:
             if run.state == "right":
-                assert style_of(run, hues_of(record)) == owned(run.owner.layer, run.owner.role, run.owner.half)
+                assert style_of(run, hues) == owned(run.owner.layer, run.owner.role, run.owner.half)
             else:
-                assert style_of(run, hues_of(record)) == expected[run.state]
+                assert style_of(run, hues) == expected[run.state]
 
 
 def test_labels_offsets_and_counts_are_the_records():
-    maps, _ = pair()
-    figure = static.figure(maps, row_bytes=160)
+    maps, figure = variant("story")
     for ax, record in zip(panels(figure), maps.values(), strict=True):
         for row in rows(record, 160):
+            assert row.label
             assert words(ax).count(row.label) == words(ax).count(f"{row.start:#x}") == 1
     assert "all 2560 bytes right" in figure.alt_text
     assert "2560 bytes: 2048 right, 128 contested, 384 written by nobody" in figure.alt_text
@@ -155,8 +163,7 @@ def test_letters_say_the_state_without_colour():
 
 
 def test_more_layers_than_hues_are_told_apart_by_their_number():
-    maps, _ = pair(*VARIANTS["more layers than hues"][:2])
-    figure = static.figure(maps, row_bytes=160)
+    _, figure = variant("more layers than hues")
     assert {f"L{layer} K" for layer in range(7)} <= set(words(panels(figure)[0]))
     assert any(text.startswith("layers 0, 5") for text in words(figure.axes[-1]))
 
@@ -177,7 +184,7 @@ def test_the_arrow_leads_from_meant_to_where_it_lands(layout):
     right, wrong = panels(static.figure(maps, row_bytes=160, finding=finding))
     assert not right.patches and "meant" not in words(right)
     (arrow,) = [p for p in wrong.patches if isinstance(p, matplotlib.patches.FancyArrowPatch)]
-    landed, meant = ((*divmod(p.start_bytes, 160)[::-1], p.stop_bytes % 160) for p in finding.example)
+    landed, meant = ((*divmod(p.start_bytes, 160)[::-1], p.stop_bytes % 160) for p in finding.example[:2])
     ends = arrow._path_original.vertices[[0, -1]]
     for (x, y), (left, row, stop) in zip(ends, (meant, landed), strict=True):
         assert x in (left, stop) and y == row + 0.5
@@ -190,8 +197,8 @@ def test_no_text_lies_on_the_arrow_or_on_its_words():
     for finding in (*audit.of_kind("misplaced")[:3], audit.of_kind("collision")[0]):
         figure = static.figure(maps, row_bytes=160, finding=finding)
         ax = panels(figure)[1]
-        figure.canvas.draw()
-        boxes = {text: text.get_window_extent() for text in ax.texts}
+        renderer = figure.canvas.get_renderer()
+        boxes = {text: text.get_window_extent(renderer) for text in ax.texts}
         (arrow,) = ax.patches
         curve, t = ax.transData.transform(arrow._path_original.vertices), np.linspace(0, 1, 60)[:, None]
         if len(curve) == 2:
@@ -257,9 +264,9 @@ def test_views_that_name_no_layer_have_hues_and_names_too():
 
 
 def all_figures():
-    maps, audit = pair()
-    yield lambda: static.figure(maps, row_bytes=160, finding=audit.findings[0])
-    yield lambda: static.figure(maps, row_bytes=160, finding=audit.of_kind("misplaced")[0])
+    maps, audit = pair(CacheSpec(2, 2, 1, 1, 8, INT8))
+    yield lambda: static.figure(maps, row_bytes=24, finding=audit.of_kind("collision")[0])
+    yield lambda: static.figure(maps, row_bytes=24, finding=audit.of_kind("misplaced")[0])
     yield lambda: static.cell_figure(SPEC)
     yield lambda: static.buffer_figure(allocate(SPEC, "BLNHC", "meta"), block=1)
 
@@ -274,14 +281,6 @@ def test_same_input_same_bytes(make, kind, tmp_path):
         assert render(again, kind) == first
 
 
-def test_figures_leave_pyplot_alone():
-    code = (
-        "import sys; from kvviz.show import static; from kvviz.memory.spec import CacheSpec;"
-        "static.cell_figure(CacheSpec(1, 1, 1, 1, 16)); print('matplotlib.pyplot' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
-
-
 def test_the_display_bundle_is_a_picture_and_its_words():
     figure = static.cell_figure(SPEC)
     data, about = figure._repr_mimebundle_()
@@ -290,19 +289,31 @@ def test_the_display_bundle_is_a_picture_and_its_words():
 
 
 @pytest.mark.notebook
-@pytest.mark.parametrize("first", ["", "import matplotlib.pyplot as plt\n"])
-def test_a_figure_shows_once_in_a_notebook(first):
-    code = (
-        f"{first}from kvviz.memory.spec import CacheSpec\nfrom kvviz.show.static import cell_figure\n"
+def test_a_figure_shows_once_in_a_notebook_and_leaves_pyplot_alone():
+    show = (
+        "from kvviz.memory.spec import CacheSpec\nfrom kvviz.show.static import cell_figure\n"
         "cell_figure(CacheSpec(1, 1, 1, 1, 16))"
     )
-    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
+    codes = (show, "import sys\n'matplotlib.pyplot' in sys.modules", f"import matplotlib.pyplot as plt\n{show}")
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code) for code in codes])
     NotebookClient(book, timeout=120, kernel_name="python3").execute()
-    (output,) = book.cells[0].outputs
-    assert output["output_type"] == "execute_result"
-    assert set(output["data"]) == {"image/png", "text/plain"}
-    assert output["data"]["text/plain"].startswith("fp8_per_token_head: a cell is 16 bytes of data")
-    assert output["metadata"]["image/png"]["width"] == 1100
+    (before,), (pyplot,), (after,) = (cell.outputs for cell in book.cells)
+    assert pyplot["data"]["text/plain"] == "False"
+    for output in (before, after):
+        assert output["output_type"] == "execute_result"
+        assert set(output["data"]) == {"image/png", "text/plain"}
+        assert output["data"]["text/plain"].startswith("fp8_per_token_head: a cell is 16 bytes of data")
+        assert output["metadata"]["image/png"]["width"] == 1100
+
+
+def test_dollars_are_dollars():
+    record = byte_map([View(r"$\bad{$ of", Storage("$x$", 8), (8,), (1,))])
+    for titles in ({r"$\bad{$ of": record}, {"costs $1 or $2": record}):
+        figure = static.figure(titles, row_bytes=8)
+        assert figure._repr_png_().startswith(b"\x89PNG")
+        assert not any(text.get_parse_math() for text in figure.findobj(matplotlib.text.Text))
+    cache = allocate(SPEC, "BLNHC", "meta")
+    assert static.buffer_figure({r"$\bad{$": cache})._repr_png_().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -408,6 +419,14 @@ def test_errors_say_what_to_do():
         static.figure(record, row_bytes=0)
     with pytest.raises(ValueError, match="width_inches 2 leaves no room"):
         static.figure(record, row_bytes=160, width_inches=2)
+    with pytest.raises(ValueError, match="a title must be a text, and 1 is int"):
+        static.figure({1: record}, row_bytes=160)
+    with pytest.raises(ValueError, match="'a' must be the title of a ByteMap, not of KVCache"):
+        static.figure({"a": allocate(SPEC, "NHD", "meta")}, row_bytes=160)
+    with pytest.raises(ValueError, match=r"'a' is a map without bytes, \[3, 3\)"):
+        static.figure({"a": replace(record, start=3, stop=3, runs=())}, row_bytes=160)
+    with pytest.raises(ValueError, match="there is no map to draw"):
+        static.figure([record], row_bytes=160)
     stray = replace(audit.findings[0], storage="elsewhere")
     with pytest.raises(ValueError, match="storage 'elsewhere' and the maps show cache"):
         static.figure(record, row_bytes=160, finding=stray)
@@ -423,6 +442,12 @@ def test_errors_say_what_to_do():
         static.buffer_figure(cache, max_layers_shown=0)
     with pytest.raises(ValueError, match="there is no cache to draw"):
         static.buffer_figure({})
+    with pytest.raises(ValueError, match="a title must be a text, and 1 is int"):
+        static.buffer_figure({1: cache})
+    for width in (1, 0, float("nan")):
+        with pytest.raises(ValueError, match=f"width_inches {width} leaves no room"):
+            static.buffer_figure(cache, width_inches=width)
+    assert static.buffer_figure(cache, width_inches=4) and static.figure(record, row_bytes=160, width_inches=4)
     with pytest.raises(ValueError, match="too many to draw"):
         static.buffer_figure(allocate(replace(SPEC, num_blocks=20_000), "NHD", "meta"))
     with pytest.raises(ValueError, match="saved as png or svg, not as 'jpg'"):

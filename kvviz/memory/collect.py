@@ -1,0 +1,179 @@
+"""From real things to views: dicts of tensors or arrays, a vLLM worker's layers. Tensors that share memory are found.
+
+Only the tensors' own methods are used, so neither torch nor vLLM need be importable; nothing is read or copied.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from kvviz.memory.claims import Disjoint
+from kvviz.memory.view import Storage, View
+
+
+@dataclass(frozen=True)
+class _Geometry:
+    """One tensor or array: its memory ``[base, base + nbytes)``, and its elements from ``first`` on, in bytes.
+
+    ``space`` is the device whose addresses these are, or the one storage itself where it has no address.
+    """
+
+    name: str
+    space: tuple
+    base: int
+    nbytes: int
+    first: int
+    shape: tuple[int, ...]
+    stride_bytes: tuple[int, ...]
+    itemsize: int
+
+
+def views_of(tensors: Mapping[str, Any]) -> tuple[View, ...]:
+    """The views of torch tensors (CPU, GPU or ``meta``) and numpy arrays, by name; lists of them are numbered.
+
+    Tensors over one memory lie in one storage: ``storage 0``, ``storage 1``, ... in order of appearance. The role is
+    ``scale`` where the name speaks of a scale, else ``data``.
+
+    Raises:
+        ValueError: something is neither a strided tensor nor an array.
+    """
+    found = [_geometry(name, tensor) for key, given in tensors.items() for name, tensor in _named(str(key), given)]
+    homes = _storages(found)
+    return tuple(_view(one, *homes[one.space, one.base]) for one in found)
+
+
+def views_of_vllm(static_forward_context: Mapping[str, Any]) -> tuple[View, ...]:
+    """The views of a vLLM worker's attention layers, by layer name: KV cache, and the scales that the backend keeps.
+
+    The context is the runner's ``compilation_config.static_forward_context``. A layer's ``kv_cache`` is a tensor or
+    a list of tensors; its ``impl`` holds ``_k_scale_cache`` and ``_v_scale_cache`` once a forward pass has run.
+    """
+    tensors: dict[str, Any] = {}
+    for name, layer in static_forward_context.items():
+        cache = getattr(layer, "kv_cache", None)
+        given = [cache] if cache is not None else []
+        while len(given) == 1 and isinstance(given[0], list | tuple):
+            given = list(given[0])
+        tensors[f"{name} KV"] = given[0] if len(given) == 1 else given
+        for half in ("K", "V"):
+            scale = getattr(getattr(layer, "impl", None), f"_{half.lower()}_scale_cache", None)
+            tensors[f"{name} {half} scale"] = [] if scale is None else scale
+    filled = {name: given for name, given in tensors.items() if isinstance(given, list) or prod(given.shape)}
+    return views_of(filled)
+
+
+def usual_claims(views: Sequence[View]) -> tuple[Disjoint, ...]:
+    """What holds in any cache whose layers share nothing: data lie on no other data, scales on no other scales.
+
+    Scales may lie inside data (cells with a tail); :func:`write_views` writes these very claims.
+    """
+    named = [tuple(v.name for v in views if (v.role == "scale") == scale) for scale in (False, True)]
+    return tuple(Disjoint(names) for names in named if len(names) > 1)
+
+
+def write_views(path, tensors):
+    """Write a kvviz views file of ``{name: torch tensor}``: geometry only. Paste this function where they live."""
+    import json
+
+    storages, views, claims = {}, [], []
+    for name, tensor in tensors.items():
+        memory = tensor.untyped_storage()
+        key = str(tensor.device), memory.data_ptr() or memory._cdata, memory.nbytes()
+        home = storages.setdefault(key, {"name": f"storage {len(storages)}", "nbytes": memory.nbytes()})
+        view = {"name": str(name), "storage": home["name"], "dtype": str(tensor.dtype).removeprefix("torch.")}
+        view["shape"], view["stride"] = list(map(int, tensor.shape)), list(map(int, tensor.stride()))
+        view["offset"] = int(tensor.storage_offset())
+        view["role"] = "scale" if "scale" in str(name).lower() else "data"
+        views.append(view)
+    for role in ("data", "scale"):
+        names = [view["name"] for view in views if view["role"] == role]
+        if len(names) > 1:
+            claims.append({"kind": "disjoint", "views": names})
+    made = {"format": "kvviz-views", "version": 1, "storages": list(storages.values()), "views": views}
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump({**made, "claims": claims}, file)
+
+
+def _named(name: str, given: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(given, list | tuple):
+        for number, part in enumerate(given):
+            yield from _named(f"{name} {number}", part)
+    else:
+        yield name, given
+
+
+def _geometry(name: str, given: Any) -> _Geometry:
+    if hasattr(given, "untyped_storage"):
+        return _of_tensor(name, given)
+    if hasattr(given, "__array_interface__"):
+        return _of_array(name, given)
+    raise ValueError(f"{name} is {type(given).__name__}: views are made of torch tensors and numpy arrays")
+
+
+def _of_tensor(name: str, tensor: Any) -> _Geometry:
+    try:
+        memory, offset, stride = tensor.untyped_storage(), tensor.storage_offset(), tuple(tensor.stride())
+    except (RuntimeError, NotImplementedError) as error:
+        raise ValueError(f"{name}: a tensor of layout {tensor.layout} has no strides to look at") from error
+    size, base = tensor.element_size(), memory.data_ptr()
+    space = (str(tensor.device),) if base else (str(tensor.device), memory._cdata)
+    bytes_ = tuple(int(step) * size for step in stride)
+    shape = tuple(int(n) for n in tensor.shape)
+    return _Geometry(name, space, base, memory.nbytes(), base + int(offset) * size, shape, bytes_, size)
+
+
+def _of_array(name: str, array: Any) -> _Geometry:
+    root = array
+    while getattr(getattr(root, "base", None), "__array_interface__", None) is not None:
+        root = root.base
+    first, shape, stride, size = _strided(array)
+    low, high = _reach(*_strided(root))
+    return _Geometry(name, ("cpu",), low, high - low, first, shape, stride, size)
+
+
+def _strided(array: Any) -> tuple[int, tuple[int, ...], tuple[int, ...], int]:
+    """Address of the first element, shape, strides in bytes and bytes of an element."""
+    known = array.__array_interface__
+    shape, size = tuple(known["shape"]), int(known["typestr"][2:]) * (4 if known["typestr"][1] == "U" else 1)
+    dense = tuple(prod(shape[axis + 1 :]) * size for axis in range(len(shape)))
+    return known["data"][0], shape, tuple(known.get("strides") or dense), size
+
+
+def _reach(first: int, shape: tuple[int, ...], stride: tuple[int, ...], size: int) -> tuple[int, int]:
+    if 0 in shape:
+        return first, first
+    ends = [(n - 1) * step for n, step in zip(shape, stride, strict=True)]
+    return first + sum(min(end, 0) for end in ends), first + sum(max(end, 0) for end in ends) + size
+
+
+def _storages(found: Sequence[_Geometry]) -> dict[tuple, tuple[Storage, int]]:
+    """For each memory its storage and the storage's address; memories of one space that overlap are one."""
+    ends: dict[tuple, int] = {}
+    for one in found:
+        key = one.space, one.base
+        ends[key] = max(ends.get(key, 0), one.base + one.nbytes)
+    start_of, stop_of, last = {}, {}, None
+    for key in sorted(ends, key=_by_address):
+        joined = last is not None and last[0] == key[0] and key[1] < stop_of[last]
+        last = last if joined else key
+        start_of[key], stop_of[last] = last, max(stop_of.get(last, 0), ends[key])
+    named: dict[tuple, Storage] = {}
+    for one in found:
+        start = start_of[one.space, one.base]
+        named.setdefault(start, Storage(f"storage {len(named)}", stop_of[start] - start[1]))
+    return {key: (named[start], start[1]) for key, start in start_of.items()}
+
+
+def _by_address(key: tuple) -> tuple[str, int]:
+    return str(key[0]), key[1]
+
+
+def _view(one: _Geometry, storage: Storage, base: int) -> View:
+    """In elements; where an address or a step is no multiple of the element, in bytes along one more axis."""
+    role, size, first = "scale" if "scale" in one.name.lower() else "data", one.itemsize, one.first - base
+    if any(number % size for number in (first, *one.stride_bytes)):
+        axes = (*(f"axis {axis}" for axis in range(len(one.shape))), "byte")
+        return View(one.name, storage, (*one.shape, size), (*one.stride_bytes, 1), first, 1, axes, role)
+    stride = tuple(step // size for step in one.stride_bytes)
+    return View(one.name, storage, one.shape, stride, first // size, size, role=role)

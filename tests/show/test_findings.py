@@ -1,0 +1,152 @@
+"""The page of an audit and the layout contract: every finding told, every place drawn, nothing live in the page."""
+
+import re
+from html.parser import HTMLParser
+
+import pytest
+import torch
+
+from kvviz.memory.audit import audit
+from kvviz.memory.buffers import allocate
+from kvviz.memory.claims import Aligned, BelongsAt, Covers, Disjoint, StepAlike
+from kvviz.memory.layout import LAYOUTS
+from kvviz.memory.spec import CacheSpec
+from kvviz.memory.view import Storage, View
+from kvviz.show.bytemap import byte_map
+from kvviz.show.contract import assert_layout
+from kvviz.show.findings import render_html
+from kvviz.show.nearby import map_around
+
+
+class Page(HTMLParser):
+    """Tags that stay open, addresses, and what pictures say."""
+
+    EMPTY = {"meta", "img", "br", "link"}
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open, self.links, self.alts, self.headings, self.text = [], [], [], [], ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        given = dict(attrs)
+        self.links += [given[name] for name in ("src", "href") if name in given]
+        self.alts += [given["alt"]] if tag == "img" else []
+        self.headings += [tag] if re.fullmatch(r"h\d", tag) else []
+        self.open += [] if tag in self.EMPTY else [tag]
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def story(layout: str, carve: str = "shape", num_layers: int = 3):
+    cache = allocate(CacheSpec(num_layers, 4, 2, 2, 16, "int8_per_token_head"), layout, "meta", one_storage=True)
+    owners = cache.owners()
+    homes = {view.name: view for view in owners}
+    views = [v for v in owners if v.role == "data"] + list(cache.claims(cache.carve_scales(carve)))
+    scales = [v.name for v in views if v.role == "scale"]
+    return owners, views, [Disjoint(tuple(v.name for v in views)), *(BelongsAt(n, homes[n]) for n in scales)]
+
+
+SPLIT = [name for name, layout in LAYOUTS.items() if layout.packing == "split"]
+
+
+@pytest.mark.parametrize("layout", SPLIT)
+@pytest.mark.parametrize("carve", ["shape", "strides"])
+def test_a_window_is_what_the_whole_map_has_there(layout, carve):
+    owners, views, _ = story(layout, carve)
+    storage = owners[0].storage
+    whole = byte_map(owners, [v for v in views if v.role == "scale"])
+    for start in (0, 200, 1000):
+        part = byte_map(owners, views, window=(start, start + 150), storage=storage)
+        for byte in range(start, start + 150):
+            there, here = whole.at(byte), part.at(byte)
+            assert (here.state, here.owner, set(here.writers)) == (there.state, there.owner, set(there.writers))
+
+
+def test_the_place_lies_in_its_map():
+    _, views, claims = story("cross-layer NHD")
+    for finding in audit(views, claims).findings:
+        record = map_around(finding, views, claims)
+        first = finding.example[0]
+        run = record.at(first.start_bytes)
+        assert run.state == ("contested" if finding.kind == "collision" else run.state)
+        assert {p.view for p in finding.example[: 1 if finding.kind != "collision" else None]} <= {
+            part.view for part in run.writers
+        }
+
+
+def test_a_cache_of_terabytes_is_drawn():
+    storage = Storage("pool", 1 << 44)
+    views = [View(f"layer {n} K", storage, (1 << 24, 16, 8, 64), (1 << 20, 1024, 128, 1), n * 32) for n in range(2)]
+    views += [View("layer 2 K", storage, (1 << 20, 16), (1 << 20, 1024), 3 << 20)]
+    claims = [Disjoint(tuple(v.name for v in views))]
+    result = audit(views, claims)
+    page = Page(render_html(result, views, claims))
+    assert len(page.alts) == len(result.findings) > 1 and "contested" in page.alts[0]
+
+
+def test_a_view_on_itself_and_one_beyond_its_storage():
+    storage = Storage("s", 100)
+    itself = View("itself", storage, (4, 4), (2, 1), 10)
+    beyond = View("beyond", storage, (4, 8), (32, 1))
+    assert map_around(audit([itself]).findings[0], [itself]) is None
+    record = map_around(audit([beyond]).findings[0], [beyond])
+    assert (record.start, record.stop) == (0, 100) and record.count("right") == 28
+    outside = View("outside", Storage("none", 0), (2,), (1,))
+    assert map_around(audit([outside]).findings[0], [outside]) is None
+
+
+def test_every_finding_is_told_and_drawn():
+    _, views, claims = story("cross-layer NHD", num_layers=2)
+    result = audit(views, claims)
+    page = Page(render_html(result, views, claims, "views.json"))
+    assert page.open == [] and page.headings[0] == "h1" and "h2" in page.headings
+    assert all(link.startswith("data:image/png;base64,") for link in page.links)
+    assert len(page.alts) == sum(bool(f.example) for f in result.findings) and all(page.alts)
+    for finding in result.findings:
+        assert str(finding) in page.text
+        assert all(what in page.text for what, _ in finding.hits)
+
+
+def test_findings_without_a_place_and_every_other_kind():
+    storage = Storage("s", 4096)
+    a, b = View("a", storage, (4, 8), (8, 1)), View("b", storage, (5, 9), (100, 2), 7)
+    claims = [StepAlike("a", "b"), Covers("a", ("b",)), Aligned("b", 16, required=False)]
+    result = audit([a, b], claims)
+    page = Page(render_html(result, [a, b], claims))
+    assert {f.kind for f in result.findings} >= {"truncated", "misplaced", "index_space", "unaligned"}
+    assert "No map: this finding is about numbers" in page.text and page.open == []
+
+
+def test_a_clean_page_says_where_to_look_and_names_are_escaped():
+    view = View('<script>alert(1)</script> & "co"', Storage("<b>s</b>", 8), (4,), (1,))
+    page = render_html(audit([view]), [view], title="<i>")
+    assert "look at ordering" in page and "prefers-color-scheme: dark" in page and "<i>" not in page
+    sick = View(view.name, view.storage, (9,), (1,))
+    page = render_html(audit([sick]), [sick])
+    assert "<script" not in page and "<b>" not in page and "&lt;script&gt;" in page
+    assert Page(page).open == []
+
+
+def test_a_contract_holds_or_is_loud():
+    pool = torch.empty(4, 2, 16, device="meta")
+    claims = [Disjoint(("layer 0 K", "layer 0 V"))]
+    assert_layout({"layer 0 K": pool[:, 0], "layer 0 V": pool[:, 1]}, claims)
+    with pytest.raises(AssertionError) as caught:
+        assert_layout({"layer 0 K": pool[:, 0], "layer 0 V": pool[:, :, 8]}, claims)
+    told = str(caught.value)
+    assert told.startswith("collision: layer 0 K, layer 0 V: 8 cells, 16 bytes of storage 0")
+    assert "|kkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkk####kkkk" in told and "# contested" in told
+
+
+def test_a_contract_about_numbers_has_no_map_and_views_do_as_well():
+    storage = Storage("s", 64)
+    views = [View("a", storage, (4, 2), (2, 1)), View("b", storage, (4, 3), (3, 1), 8)]
+    with pytest.raises(AssertionError) as caught:
+        assert_layout(views, [StepAlike("a", "b")])
+    assert "|" not in str(caught.value)
+    assert_layout(views, [Disjoint(("a", "b"))])

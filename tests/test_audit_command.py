@@ -1,0 +1,186 @@
+"""``python -m kvviz audit``: what it prints, how it exits, what it imports, and how little a hostile file can do."""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from kvviz import __main__ as command
+from kvviz.memory.viewsfile import MAX_FILE_BYTES
+
+ROOT = Path(command.__file__).parents[1]
+WIDE = 1 << 40
+
+
+def written(folder: Path, views: list[dict], claims: list[dict] = (), nbytes: int = WIDE) -> Path:
+    """A views file over one storage; views may leave out what does not matter."""
+    usual = {"storage": "s", "dtype": "uint8", "shape": [4], "stride": [1]}
+    file = {"format": "kvviz-views", "version": 1, "storages": [{"name": "s", "nbytes": nbytes}]}
+    file |= {"views": [{"name": f"v{n}"} | usual | view for n, view in enumerate(views)], "claims": list(claims)}
+    path = folder / "views.json"
+    path.write_text(json.dumps(file))
+    return path
+
+
+def test_clean_findings_unusable(tmp_path, capsys):
+    assert command.main(["audit", str(written(tmp_path, [{}]))]) == 0
+    assert capsys.readouterr().out.startswith("clean: the layout holds, look at ordering")
+    assert command.main(["audit", str(written(tmp_path, [{}], nbytes=3))]) == 1
+    assert "out_of_bounds: v0: 1 cells, 1 bytes of s" in capsys.readouterr().out
+    assert command.main(["audit", str(written(tmp_path, [{"shape": [-1]}]))]) == 2
+    told = capsys.readouterr()
+    assert told.out == "" and told.err == "kvviz audit: views[0].shape[0]: must be at least 0, not -1\n"
+
+
+def test_a_warning_alone_is_clean(tmp_path, capsys):
+    claim = {"kind": "aligned", "view": "v0", "boundary_bytes": 32, "required": False}
+    path = written(tmp_path, [{"shape": [3, 4], "stride": [33, 1]}], [claim])
+    assert command.main(["audit", str(path)]) == 0
+    assert "unaligned (warning)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("claim", "said"),
+    [
+        ({"kind": "belongs_at", "view": "v0", "rightful": "v1"}, "they must be equal"),
+        ({"kind": "addressed", "view": "v0", "address_type": "int33"}, "int33"),
+    ],
+)
+def test_a_claim_that_does_not_fit_is_a_sentence(tmp_path, capsys, claim, said):
+    assert command.main(["audit", str(written(tmp_path, [{}, {"shape": [5]}], [claim]))]) == 2
+    told = capsys.readouterr().err
+    assert said in told and told.count("\n") == 1
+
+
+def test_no_file_and_no_folder_to_write_to(tmp_path, capsys):
+    assert command.main(["audit", str(tmp_path / "none.json")]) == 2
+    assert command.main(["audit", str(tmp_path)]) == 2
+    assert command.main(["audit", str(written(tmp_path, [{}])), "--json", str(tmp_path / "no" / "out.json")]) == 2
+    assert capsys.readouterr().err.count("\n") == 3
+
+
+def test_json_and_html_are_written_and_repeat(tmp_path):
+    path = written(tmp_path, [{}, {"stride": [2]}], [{"kind": "disjoint", "views": ["v0", "v1"]}], nbytes=64)
+    outs = []
+    for number in range(2):
+        out, page = tmp_path / f"{number}.json", tmp_path / f"{number}.html"
+        assert command.main(["audit", str(path), "--json", str(out), "--html", str(page)]) == 1
+        outs.append((out.read_bytes(), page.read_bytes()))
+    assert outs[0] == outs[1]
+    assert json.loads(outs[0][0])["findings"][0]["kind"] == "collision"
+    assert outs[0][1].startswith(b"<!DOCTYPE html>")
+
+
+def test_too_much_work_is_given_up(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(command, "AUDIT_SECONDS", 1)
+    views = [{"shape": [1000], "stride": [1000 + n], "offset": n} for n in range(1500)]
+    path = written(tmp_path, views, [{"kind": "disjoint", "views": [f"v{n}" for n in range(1500)]}])
+    begun = time.monotonic()
+    status = command.main(["audit", str(path)])
+    assert time.monotonic() - begun < 20
+    assert status in (1, 2) and (status == 1 or "within 1 s" in capsys.readouterr().err)
+
+
+CHILD = """
+import resource, sys
+from pathlib import Path
+from kvviz.__main__ import main
+status = main(["audit", sys.argv[1]])
+used, peak = resource.getrusage(resource.RUSAGE_SELF), Path("/proc/self/status").read_text().split("VmHWM:")[1].split()
+modules = sorted({"torch", "triton", "matplotlib", "psutil"} & sys.modules.keys())
+print("\\n", used.ru_utime + used.ru_stime, int(peak[0]) >> 10, *modules)
+sys.exit(status)
+"""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a command printed, and what it took: seconds of processor time, and MiB at the peak."""
+
+    status: int
+    out: str
+    err: str
+    seconds: float
+    mebibytes: int
+    modules: tuple[str, ...]
+
+
+def run(path: Path) -> Ran:
+    """Audit a file in a process of its own, with limits that it would die of."""
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+        resource.setrlimit(resource.RLIMIT_CPU, (20, 20))
+
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+    order = [sys.executable, "-c", CHILD, str(path)]
+    options = {"cwd": ROOT, "env": environment, "capture_output": True, "text": True, "timeout": 60}
+    done = subprocess.run(order, preexec_fn=limit, **options)
+    assert done.stdout, done.stderr
+    *out, last = done.stdout.splitlines()
+    seconds, mebibytes, *modules = last.split()
+    return Ran(done.returncode, "\n".join(out), done.stderr, float(seconds), int(mebibytes), tuple(modules))
+
+
+def hostile(folder: Path) -> dict[str, Path]:
+    """Files by what is wrong with them."""
+
+    def of(name: str, text: str) -> Path:
+        (folder / f"{name}.json").write_text(text)
+        return folder / f"{name}.json"
+
+    def views(name: str, *args, **options) -> Path:
+        return written(folder, *args, **options).rename(folder / f"{name}.json")
+
+    large = folder / "large.json"
+    with large.open("wb") as file:
+        file.truncate(100_000_000)
+    full = MAX_FILE_BYTES - 16
+    huge = [{"shape": [10**9], "stride": [3]}, {"shape": [10**9], "stride": [3], "offset": 1}]
+    return {
+        "100 MB": large,
+        "lists": of("lists", "[" + "[]," * (full // 3) + "0]"),
+        "objects": of("objects", "[" + '{"a":0},' * (full // 8) + "0]"),
+        "numbers": of("numbers", "[" + "257," * (full // 4) + "0]"),
+        "one text": of("text", '"' + "x" * full + '"'),
+        "long numbers": of("long", "[" + ("9" * 4200 + ",") * (full // 4201) + "0]"),
+        "nesting": of("nesting", "[" * full),
+        "deep": of("deep", '{"a":' * 200_000 + "1" + "}" * 200_000),
+        "10^9 elements": views("elements", huge, [{"kind": "disjoint", "views": ["v0", "v1"]}]),
+        "10^18 strides": views("strides", [{"shape": [2], "stride": [10**18]}]),
+        "strides of 10^40": views("far", [{"stride": [10**40]}]),
+        "repeats": views("repeats", [{"shape": [10**9] * 16, "stride": [0] * 16}]),
+        "a name of 1 MB": views("name", [{"name": "x" * 1_000_000}]),
+        "views without end": of("many", json.dumps({"format": "kvviz-views", "version": 1, "storages": [],
+                                                    "views": [0] * 400_000})),
+        "NaN": of("nan", '{"format": "kvviz-views", "version": NaN, "storages": [], "views": []}'),
+    }  # fmt: skip
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
+def test_hostile_files_are_a_sentence_and_cheap(tmp_path):
+    for name, path in hostile(tmp_path).items():
+        ran = run(path)
+        assert ran.status in (0, 1, 2) and "Traceback" not in ran.out + ran.err, (name, ran)
+        if ran.status == 2:
+            assert ran.err.startswith("kvviz audit: ") and ran.err.count("\n") == 1 and len(ran.err) < 400, (name, ran)
+        assert ran.seconds < 1.5 and ran.mebibytes < 200, (name, ran)
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
+def test_it_starts_at_once_and_imports_no_torch(tmp_path):
+    runs = [run(written(tmp_path, [{}])) for _ in range(3)]
+    assert {(ran.status, ran.err, ran.modules) for ran in runs} == {(0, "", ())}
+    assert min(ran.seconds for ran in runs) < 0.5
+
+
+def test_as_a_command(tmp_path):
+    order = [sys.executable, "-m", "kvviz", "audit", str(written(tmp_path, [{}], nbytes=3))]
+    done = subprocess.run(order, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (1, "") and "out_of_bounds" in done.stdout
