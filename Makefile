@@ -48,7 +48,7 @@ lab: $(READY) ## open the notebooks in JupyterLab
 lint: $(READY) ## ruff over code and notebooks; notebooks without outputs
 	$(BIN) -m ruff check .
 	$(BIN) -m ruff format --check .
-	$(if $(NOTEBOOKS),$(BIN) -m nbstripout --verify $(NOTEBOOKS))
+	$(if $(NOTEBOOKS),$(BIN) -m nbstripout --verify --keep-id $(NOTEBOOKS))
 
 clean: ## remove what was made here (not the model)
 	rm -rf $(VENV) reports .cache build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -141,12 +141,12 @@ def generate(
         raise ValueError(f"nothing to do: a prompt of {len(prompt)} tokens and {max_new_tokens} new tokens")
     if chunk is not None and chunk < 1:
         raise ValueError(f"chunk is the number of tokens of a forward pass, at least 1, not {chunk}")
-    backend.check(model.config)
     if len(prompt) + max_new_tokens > backend.max_tokens:
         raise ValueError(
             f"the prompt has {len(prompt)} tokens and {max_new_tokens} are to be generated, but the cache has room for "
             f"{backend.max_tokens}: give it more blocks or ask for fewer tokens"
         )
+    backend.check(model.config)
     answer, margins, done = [], [], 0
     while len(answer) < max_new_tokens:
         for part in torch.tensor([*prompt, *answer][done:], device=model.device).split(chunk or len(prompt)):

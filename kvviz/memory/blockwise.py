@@ -2,7 +2,8 @@
 
 A view's first axis is its block. With equal block strides, what a view holds in one block's stride is cut into
 *layers* by how many strides it lies behind the block's start; two claimants of a byte are of the same block exactly
-when they are in the same layer. With unequal strides the blocks are taken one by one, up to a limit.
+when they are in the same layer. With unequal strides the blocks are taken one by one; where they are too many, the
+first are judged, and what is found there holds and is not counted.
 """
 
 from collections import Counter
@@ -199,9 +200,10 @@ def _in_part(finding: Finding, few: int | None) -> Finding:
 def _check_found(found: dict, few: int | None, views: Sequence[View]) -> None:
     """Raise TooMuchWorkError where a part of the blocks was judged and nothing was found in it."""
     if few is not None and not found:
+        names = ", ".join(dict.fromkeys(view.name for view in views))
         raise TooMuchWorkError(
-            f"the block strides of {', '.join(dict.fromkeys(view.name for view in views))} differ; nothing was found in "
-            f"their first {few} blocks, and all are more than the {MAX_BLOCKS} that are taken one by one"
+            f"the block strides of {names} differ; nothing was found in their first {few} blocks, and all are more "
+            f"than the {MAX_BLOCKS} that are taken one by one"
         )
 
 

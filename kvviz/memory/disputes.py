@@ -188,7 +188,13 @@ def _meet(a: View, b: View) -> bool:
 
 
 def same_bytes(part: View, whole: View) -> Iterator[Finding]:
-    """What ``part`` lacks of ``whole``, and what it has beside it."""
+    """What ``part`` lacks of ``whole``, and what it has beside it.
+
+    Raises:
+        ValueError: they lie in different storages.
+    """
+    if part.storage != whole.storage:
+        raise ValueError(f"{part.name} lies in {part.storage.name} and {whole.name} in {whole.storage.name}")
     sweep = Sweep([byte_lanes(part), byte_lanes(whole)], [part.itemsize, whole.itemsize])
     for region in sweep.regions(1):
         if region.members == (0,):
