@@ -20,6 +20,9 @@ def main(arguments: list[str] | None = None) -> int:
     except (ImportError, OSError, RuntimeError, ValueError) as error:
         print(f"kvviz {options.command}: {_sentence(error)}", file=sys.stderr)
         return 2
+    except Exception as error:  # 1 means findings: nothing unforeseen may end as that
+        print(f"kvviz {options.command}: {type(error).__name__}: {_sentence(error)}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print(f"kvviz {options.command}: interrupted; run it again to start over.", file=sys.stderr)
         return 130

@@ -1,7 +1,7 @@
 """Checks on numbers rather than bytes: steps of a copy, ids and tables, address types, alignment, readings."""
 
 from collections.abc import Iterator, Sequence
-from math import gcd
+from math import gcd, lcm
 
 import numpy as np
 
@@ -151,7 +151,9 @@ def aligned(view: View, boundary_bytes: int, required: bool) -> Iterator[Finding
     """Rows (all axes but the last) that do not start at a multiple of the boundary, and the sectors that rows touch."""
     if boundary_bytes < 1:
         raise ValueError(f"a boundary is at least 1 byte, not {boundary_bytes}")
-    modulus = int(np.lcm(boundary_bytes, SECTOR_BYTES))
+    modulus = lcm(boundary_bytes, SECTOR_BYTES)
+    if not view.num_elements:
+        return
     if modulus > 1 << 20:
         raise TooMuchWorkError(f"a boundary of {boundary_bytes} bytes is too large to be tabled")
     counts = _residues(view, modulus)

@@ -47,7 +47,7 @@ def audit(views: Sequence[View], claims: Sequence[Claim] = (), *, witnesses: boo
         check, said = _CHECKS[type(claim)]
         findings += check(claim, named, hits)
         checked.append(said(claim))
-        if isinstance(claim, Overlay):
+        if isinstance(claim, Overlay) and len(claim.views) > 1:
             notes.append(_overlay_note(claim))
     return Audit(tuple(_together(findings)), tuple(_counted(checked)), tuple(dict.fromkeys(notes)))
 
@@ -78,7 +78,7 @@ def _named(named: dict[str, View], name: str) -> View:
 
 
 def _all(named: dict[str, View], names: Sequence[str]) -> list[View]:
-    return [_named(named, name) for name in names]
+    return [_named(named, name) for name in dict.fromkeys(names)]
 
 
 def rightful_place(claim: BelongsAt | Follows, named: dict[str, View]) -> View:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from kvviz.memory.disputes import by_storage, place_of_byte
-from kvviz.memory.extents import Lane, Pattern, Sweep, TooMuchWorkError, _set_bits, byte_lanes
+from kvviz.memory.extents import Lane, Pattern, Sweep, TooMuchWorkError, byte_lanes
 from kvviz.memory.finding import Finding
 from kvviz.memory.view import MAX_ADDRESS, View
 
@@ -128,11 +128,10 @@ class _Judge(Sweep):
                 bad.cells.update({view: count * times for view, count in new.cells.items()})
         return found
 
-    def _regions(self, kinds, which, points: np.ndarray, sizes: np.ndarray, least: int) -> list:
-        """Within one period: (verdict, what it concerns) of the intervals, ``which`` of the ``kinds`` each one is."""
+    def _regions(self, lanes_of, which, points: np.ndarray, sizes: np.ndarray, least: int) -> list:
+        """Within one period: (verdict, what it concerns) of the intervals; ``which`` of ``lanes_of`` each one has."""
         concerned: dict[Hashable, dict[int, dict[int, tuple[int, ...]]]] = {}
-        for number, kind in enumerate(kinds):
-            lanes = _set_bits(kind)
+        for number, lanes in enumerate(lanes_of):
             for key, parts in self._verdict(tuple(sorted({self._owner[lane] for lane in lanes}))):
                 for part in parts:
                     mine = tuple(lane for lane in lanes if self._owner[lane] == part)
@@ -141,9 +140,9 @@ class _Judge(Sweep):
         for key, by_part in concerned.items():
             here = np.isin(which, list({number for numbers in by_part.values() for number in numbers}))
             bad = _Bad(int(sizes[here].sum()), int(points[here][0]))
-            for part, lanes_of in by_part.items():
-                mine = np.isin(which, list(lanes_of))
-                (count,) = self._elements((part,), lanes_of, which[mine], points[mine], sizes[mine])
+            for part, own in by_part.items():
+                mine = np.isin(which, list(own))
+                (count,) = self._elements((part,), own, which[mine], points[mine], sizes[mine])
                 bad.cells[self._parts[part].view.name] += count
             made.append((key, bad))
         return made

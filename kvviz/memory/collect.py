@@ -5,6 +5,7 @@ Only the tensors' own methods are used, so neither torch nor vLLM need be import
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from math import prod
 from typing import Any
 
@@ -55,11 +56,14 @@ def views_of_vllm(static_forward_context: Mapping[str, Any]) -> tuple[View, ...]
         given = [cache] if cache is not None else []
         while len(given) == 1 and isinstance(given[0], list | tuple):
             given = list(given[0])
+        given = [cache for cache in given if cache is not None]
         tensors[f"{name} KV"] = given[0] if len(given) == 1 else given
         for half in ("K", "V"):
             scale = getattr(getattr(layer, "impl", None), f"_{half.lower()}_scale_cache", None)
             tensors[f"{name} {half} scale"] = [] if scale is None else scale
-    filled = {name: given for name, given in tensors.items() if isinstance(given, list) or prod(given.shape)}
+    filled = {
+        name: given for name, given in tensors.items() if isinstance(given, list) or prod(getattr(given, "shape", (1,)))
+    }
     return views_of(filled)
 
 
@@ -76,21 +80,30 @@ def write_views(path, tensors):
     """Write a kvviz views file of ``{name: torch tensor}``: geometry only. Paste this function where they live."""
     import json
 
-    storages, views, claims = {}, [], []
+    memory, pools, names, views, claims = {}, [], {}, [], []
     for name, tensor in tensors.items():
-        memory = tensor.untyped_storage()
-        key = str(tensor.device), memory.data_ptr() or memory._cdata, memory.nbytes()
-        home = storages.setdefault(key, {"name": f"storage {len(storages)}", "nbytes": memory.nbytes()})
-        view = {"name": str(name), "storage": home["name"], "dtype": str(tensor.dtype).removeprefix("torch.")}
+        held = tensor.untyped_storage()
+        memory[name] = str(tensor.device), held.data_ptr() or held._cdata << 40, held.nbytes()
+    for device, start, size in sorted(set(memory.values())):
+        if pools and pools[-1][0] == device and start < pools[-1][2]:  # memories that overlap are one
+            pools[-1][2] = max(pools[-1][2], start + size)
+        else:
+            pools.append([device, start, start + size])
+    for name, tensor in tensors.items():
+        home = max(n for n, pool in enumerate(pools) if pool[:2] <= list(memory[name][:2]))
+        skip, size = memory[name][1] - pools[home][1], tensor.element_size()
+        if skip % size:
+            raise ValueError(f"{name} starts {skip} bytes into its memory, no multiple of its {size}-byte elements")
+        held = names.setdefault(home, f"storage {len(names)}")
+        view = {"name": str(name), "storage": held, "dtype": {"itemsize": size}}
         view["shape"], view["stride"] = list(map(int, tensor.shape)), list(map(int, tensor.stride()))
-        view["offset"] = int(tensor.storage_offset())
+        view["offset"] = int(tensor.storage_offset()) + skip // size
         view["role"] = "scale" if "scale" in str(name).lower() else "data"
         views.append(view)
     for role in ("data", "scale"):
-        names = [view["name"] for view in views if view["role"] == role]
-        if len(names) > 1:
-            claims.append({"kind": "disjoint", "views": names})
-    made = {"format": "kvviz-views", "version": 1, "storages": list(storages.values()), "views": views}
+        claims.append({"kind": "disjoint", "views": [view["name"] for view in views if view["role"] == role]})
+    storages = [{"name": names[n], "nbytes": pools[n][2] - pools[n][1]} for n in names]
+    made = {"format": "kvviz-views", "version": 1, "storages": storages, "views": views}
     with open(path, "w", encoding="utf-8") as file:
         json.dump({**made, "claims": claims}, file)
 
@@ -135,7 +148,10 @@ def _of_array(name: str, array: Any) -> _Geometry:
 def _strided(array: Any) -> tuple[int, tuple[int, ...], tuple[int, ...], int]:
     """Address of the first element, shape, strides in bytes and bytes of an element."""
     known = array.__array_interface__
-    shape, size = tuple(known["shape"]), int(known["typestr"][2:]) * (4 if known["typestr"][1] == "U" else 1)
+    kind, digits = known["typestr"][1], "".join(takewhile(str.isdigit, known["typestr"][2:]))
+    shape, size = tuple(known["shape"]), int(digits) * (4 if kind == "U" else 1)
+    if size == 0:
+        raise ValueError(f"an array of type {known['typestr']} has elements of no bytes: it claims nothing")
     dense = tuple(prod(shape[axis + 1 :]) * size for axis in range(len(shape)))
     return known["data"][0], shape, tuple(known.get("strides") or dense), size
 

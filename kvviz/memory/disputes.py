@@ -298,7 +298,7 @@ def misplaced(view: View, rightful: View, hits: Hits | None) -> Iterator[Finding
         return
     kind = "misplaced" if elsewhere or not _same_set(view, rightful) else "permuted"
     cells = view.num_elements - right
-    found, text, example = (), "", ()
+    found, text, example = (), f"belongs in {rightful.storage.name}" if elsewhere else "", ()
     if hits is not None:
         lowest = view.lowest if elsewhere else _first_wrong(view, rightful)
         landed, meant = place(view, lowest), place(rightful, lowest)

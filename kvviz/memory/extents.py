@@ -187,6 +187,8 @@ class Sweep:
         self._lanes = [_as_intervals(lane) for lanes in owners for lane in lanes]
         self._owner = [number for number, lanes in enumerate(owners) for _ in lanes]
         self._pieces = [pattern for lane in self._lanes for pattern in lane]
+        self._low = np.array([min((p.base for p in lane), default=0) for lane in self._lanes], np.int64)
+        self._high = np.array([max((p.stop for p in lane), default=0) for lane in self._lanes], np.int64)
         self._itemsizes = list(itemsizes) if itemsizes is not None else [1] * len(owners)
         self._weights = list(weights) if weights is not None else [1] * len(owners)
         self._lane_weights = np.asarray([self._weights[number] for number in self._owner], np.int64)
@@ -235,10 +237,13 @@ class Sweep:
             edges.update((low, first, stop, high, *range(low, first), *range(stop, high)))
         ordered = sorted(edges)
         cells = ((a * self.period, b - a) for a, b in zip(ordered[:-1], ordered[1:], strict=True))
-        return [(start, times) for start, times in cells if self._touched(start)]
+        return [(start, times) for start, times in cells if len(self._lanes_in(start))]
 
-    def _touched(self, start: int) -> bool:
-        return any(p.base < start + self.period and p.stop > start for p in self._pieces)
+    def _lanes_in(self, start: int) -> np.ndarray:
+        """Numbers of the lanes that may reach into a period."""
+        here = np.flatnonzero((self._low < start + self.period) & (self._high > start))
+        self._spend(len(here))
+        return here
 
     def _spend(self, runs: int) -> None:
         self.work += runs
@@ -264,32 +269,26 @@ class Sweep:
 
     def _sweep(self, start: int, least: int) -> list[Region]:
         """Regions inside one period."""
-        runs = [self._runs(lane, start) for lane in self._lanes]
+        here = self._lanes_in(start)
+        runs = [self._runs(self._lanes[lane], start) for lane in here]
         numbers = np.repeat(np.arange(len(runs)), [len(first) for first, _ in runs])
         points = np.concatenate([first for first, _ in runs] + [last for _, last in runs])
         order = np.argsort(points, kind="stable")
         opening = order < len(numbers)
         numbers, points = np.concatenate((numbers, numbers))[order], points[order]
-        depth = np.where(opening, self._lane_weights[numbers], -self._lane_weights[numbers]).cumsum()
+        weights = self._lane_weights[here][numbers]
+        depth = np.where(opening, weights, -weights).cumsum()
         sizes = np.diff(points, append=points[-1:])
         picked = np.flatnonzero((depth >= least) & (sizes > 0))
         if not len(picked):
             return []
-        kinds, which = _distinct_rows(self._open_lanes(numbers)[picked])
-        return self._regions(kinds, which, points[picked], sizes[picked], least)
+        kinds, which = _distinct_rows(_open_lanes(numbers, len(here))[picked])
+        lanes_of = [tuple(here[list(_set_bits(kind))].tolist()) for kind in kinds]
+        return self._regions(lanes_of, which, points[picked], sizes[picked], least)
 
-    def _open_lanes(self, numbers: np.ndarray) -> np.ndarray:
-        """Which lanes are open after each event, as bits in words: each event flips the bit of its lane."""
-        words = np.zeros((len(numbers), -(-len(self._lanes) // 62)), np.int64)
-        words[np.arange(len(numbers)), numbers // 62] = np.int64(1) << (numbers % 62)
-        return np.bitwise_xor.accumulate(words, axis=0)
-
-    def _regions(self, kinds, which, points: np.ndarray, sizes: np.ndarray, least: int) -> list[Region]:
-        """Intervals with the same owners, taken together; ``which`` of the ``kinds`` (open lanes) each one has."""
-        owners_of: list[tuple[int, ...]] = []
-        lanes_of = [_set_bits(kind) for kind in kinds]
-        for lanes in lanes_of:
-            owners_of.append(tuple(sorted({self._owner[lane] for lane in lanes})))
+    def _regions(self, lanes_of, which, points: np.ndarray, sizes: np.ndarray, least: int) -> list[Region]:
+        """Intervals with the same owners, taken together; ``which`` of ``lanes_of`` (sets of open lanes) each has."""
+        owners_of = [tuple(sorted({self._owner[lane] for lane in lanes})) for lanes in lanes_of]
         groups = {owners: number for number, owners in enumerate(dict.fromkeys(owners_of))}
         group = np.asarray([groups[owners] for owners in owners_of])[which]
         order = np.argsort(group, kind="stable")
@@ -338,6 +337,13 @@ def _as_intervals(lane: Lane) -> Lane:
         for start in p.starts.tolist()
     )
     return [pattern for begin, width in runs for pattern in interval(begin, begin + width)]
+
+
+def _open_lanes(numbers: np.ndarray, count: int) -> np.ndarray:
+    """Which of ``count`` lanes are open after each event, as bits in words: each event flips the bit of its lane."""
+    words = np.zeros((len(numbers), max(-(-count // 62), 1)), np.int64)
+    words[np.arange(len(numbers)), numbers // 62] = np.int64(1) << (numbers % 62)
+    return np.bitwise_xor.accumulate(words, axis=0)
 
 
 def _set_bits(words: np.ndarray) -> tuple[int, ...]:

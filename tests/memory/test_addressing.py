@@ -10,7 +10,8 @@ import pytest
 
 from kvviz.memory.addressing import ADDRESS_TYPES, EXACT_FLOAT_BITS, INTEGER_BITS
 from kvviz.memory.audit import audit
-from kvviz.memory.claims import Addressed, Aligned, Declared, Follows, Maps, StepAlike
+from kvviz.memory.claims import Addressed, Aligned, Declared, Follows, Maps, Overlay, StepAlike
+from kvviz.memory.extents import TooMuchWorkError
 from kvviz.memory.view import Storage, View
 
 SEEDS = range(250)
@@ -247,3 +248,15 @@ ROWS = View("rows", POOL, (4, 8), (8, 1), 0, 2, ("block", "d"))
 def test_errors_say_what_does_not_fit(claim, said):
     with pytest.raises(ValueError, match=said):
         audit([ROWS], [claim])
+
+
+def test_a_huge_boundary_is_refused_and_nothing_is_aligned():
+    view = View("v", Storage("s", 1000), (10, 4), (32, 1))
+    with pytest.raises(TooMuchWorkError, match="too large"):
+        audit([view], [Aligned("v", (1 << 59) + 1)])
+    empty = View("e", Storage("s", 1000), (10, 0), (3, 1))
+    assert audit([empty], [Aligned("e", 32)]).clean
+
+
+def test_an_overlay_of_nobody_is_clean():
+    assert audit([View("v", Storage("s", 8), (8,), (1,))], [Overlay(())]).clean

@@ -160,3 +160,13 @@ def test_collecting_imports_neither_torch_nor_numpys_friends():
     code = "import sys; import kvviz.memory.collect; sys.exit(bool({'torch', 'triton', 'vllm'} & sys.modules.keys()))"
     root = Path(__file__).parents[2]
     assert subprocess.run([sys.executable, "-c", code], cwd=root, timeout=60).returncode == 0
+
+
+@pytest.mark.parametrize("cut", [(0, 100, 0, 50), (10, 20, 15, 30)])
+def test_the_pasteable_writer_joins_memories_that_overlap(tmp_path, cut):
+    """Two imports of one pool have storages of their own; the file must see what ``views_of`` sees."""
+    pool = np.zeros(100, np.uint8)
+    tensors = {"x": torch.from_numpy(pool[cut[0] : cut[1]]), "y": torch.from_numpy(pool[cut[2] : cut[3]])}
+    write_views(tmp_path / "w.json", tensors)
+    (finding,) = read(tmp_path / "w.json").audit().findings
+    assert (finding.kind, finding.bytes) == ("collision", min(cut[1], cut[3]) - max(cut[0], cut[2]))
