@@ -4,9 +4,13 @@ import argparse
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+MISTAKE = 70
+"""Exit status of an unforeseen exception."""
 
 AUDIT_SECONDS = 10
 """What a hostile or absurd geometry may take; a real cache takes well under one."""
@@ -20,9 +24,9 @@ def main(arguments: list[str] | None = None) -> int:
     except (ImportError, OSError, RuntimeError, ValueError) as error:
         print(f"kvviz {options.command}: {_sentence(error)}", file=sys.stderr)
         return 2
-    except Exception as error:  # 1 means findings: nothing unforeseen may end as that
-        print(f"kvviz {options.command}: {type(error).__name__}: {_sentence(error)}", file=sys.stderr)
-        return 2
+    except Exception:  # a mistake of ours keeps its traceback, and never ends as 1, which means findings
+        traceback.print_exc()
+        return MISTAKE
     except KeyboardInterrupt:
         print(f"kvviz {options.command}: interrupted; run it again to start over.", file=sys.stderr)
         return 130

@@ -217,10 +217,10 @@ def test_what_a_user_can_mend_is_one_sentence(monkeypatch, capsys, error, words)
     assert said.startswith(words) and said.count("\n") == 1
 
 
-def test_a_mistake_of_ours_keeps_its_traceback(monkeypatch):
+def test_a_mistake_of_ours_keeps_its_traceback(monkeypatch, capsys):
     monkeypatch.setattr(weights, "fetch", lambda: {}["missing"])
-    with pytest.raises(KeyError):
-        cli.main(["fetch"])
+    assert cli.main(["fetch"]) == cli.MISTAKE
+    assert "Traceback" in (said := capsys.readouterr().err) and "KeyError: 'missing'" in said
 
 
 def test_the_doctor_changes_nothing_but_the_choice_of_triton(whole_model):
