@@ -18,6 +18,9 @@ AUDIT_SECONDS = 10
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command and return its exit status; what a user can mend is one sentence and status 2."""
+    for stream in (sys.stdout, sys.stderr):  # names may hold what the terminal cannot show
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
     options = _parser().parse_args(arguments)
     try:
         return options.run(options)
@@ -77,12 +80,19 @@ def _audit(options: argparse.Namespace) -> int:
         result = given.audit()
     print(result)
     if options.json:
-        options.json.write_text(viewsfile.findings_json(result), encoding="utf-8")
+        _write(options.json, viewsfile.findings_json(result))
     if options.html:
         from kvviz.show.findings import render_html
 
-        options.html.write_text(render_html(result, given.views, given.claims, options.file.name), encoding="utf-8")
+        _write(options.html, render_html(result, given.views, given.claims, options.file.name))
     return 0 if result.clean else 1
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise OSError(f"cannot write {path}: {error.strerror}; the findings above stand") from error
 
 
 @contextmanager

@@ -62,7 +62,8 @@ def test_no_file_and_no_folder_to_write_to(tmp_path, capsys):
     assert command.main(["audit", str(tmp_path / "none.json")]) == 2
     assert command.main(["audit", str(tmp_path)]) == 2
     assert command.main(["audit", str(written(tmp_path, [{}])), "--json", str(tmp_path / "no" / "out.json")]) == 2
-    assert capsys.readouterr().err.count("\n") == 3
+    told = capsys.readouterr().err
+    assert told.count("\n") == 3 and f"cannot write {tmp_path / 'no' / 'out.json'}" in told
 
 
 def test_json_and_html_are_written_and_repeat(tmp_path):
@@ -184,3 +185,7 @@ def test_as_a_command(tmp_path):
     order = [sys.executable, "-m", "kvviz", "audit", str(written(tmp_path, [{}], nbytes=3))]
     done = subprocess.run(order, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (1, "") and "out_of_bounds" in done.stdout
+    order[-1] = str(written(tmp_path, [{"name": "\u5c42 3"}], nbytes=3))
+    plain = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(order, cwd=ROOT, env=plain, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (1, "") and "\\u5c42 3" in done.stdout

@@ -5,7 +5,7 @@ from math import gcd, lcm
 
 import numpy as np
 
-from kvviz.memory.claims import Declared, Maps
+from kvviz.memory.claims import Aligned, Declared, Maps
 from kvviz.memory.disputes import place
 from kvviz.memory.extents import Sweep, TooMuchWorkError, byte_lanes, start_lanes
 from kvviz.memory.finding import Finding
@@ -81,17 +81,18 @@ def addressable(view: View, address_type: str) -> Iterator[Finding]:
     for start, stop, grain in _inexact_ranges(address_type, low, high):
         bad, lowest = _misses(unit, start, stop, grain)
         count += bad
-        first = lowest if first is None else first
+        first = lowest if first is None or (lowest is not None and lowest < first) else first
     if count:
         index = locate(unit, first)
-        held = first - first % 2 if address_type in EXACT_FLOAT_BITS else None
         text = f"element address {first} is the first that {address_type} cannot hold"
-        text += f" (it becomes {_rounded(first, address_type)})" if held is not None else ""
+        text += f" (it becomes {_rounded(first, address_type)})" if address_type in EXACT_FLOAT_BITS else ""
         yield Finding("index_space", (view.name,), view.storage.name, count, None, (place(view, index),), text=text)
 
 
 def _rounded(number: int, address_type: str) -> int:
     """What a float of that many exact bits makes of an integer: to nearest, ties to even."""
+    if number < 0:
+        return -_rounded(-number, address_type)
     shift = max(number.bit_length() - EXACT_FLOAT_BITS[address_type], 0)
     half, rest = (1 << shift) >> 1, number & ((1 << shift) - 1)
     whole = number >> shift
@@ -102,16 +103,18 @@ def _inexact_ranges(address_type: str, low: int, high: int) -> Iterator[tuple[in
     """Ranges of addresses of which only multiples of a grain are exact; grain 0: none is."""
     if address_type in INTEGER_BITS:
         limit = 1 << INTEGER_BITS[address_type]
-        if low < 0 and address_type.startswith("u"):
-            yield low, min(0, high), 0
+        lowest = 0 if address_type.startswith("u") else -limit
+        if low < lowest:
+            yield low, min(lowest, high), 0
         if high > limit:
             yield max(low, limit), high, 0
         return
     bits = EXACT_FLOAT_BITS[address_type]
-    while 1 << bits < high:
+    while 1 << bits < max(high, 1 - low):
         start, grain = 1 << bits, 1 << (bits + 1 - EXACT_FLOAT_BITS[address_type])
-        if 2 * start > low:
-            yield max(low, start), min(high, 2 * start), grain
+        for first, stop in ((1 - 2 * start, 1 - start), (start, 2 * start)):
+            if max(low, first) < min(high, stop):
+                yield max(low, first), min(high, stop), grain
         bits += 1
 
 
@@ -147,32 +150,45 @@ def _multiples(begin: int, step: int, count: int, grain: int) -> tuple[int, int 
     return good, bad
 
 
-def aligned(view: View, boundary_bytes: int, required: bool) -> Iterator[Finding]:
+def aligned(claim: Aligned, view: View) -> Iterator[Finding]:
     """Rows (all axes but the last) that do not start at a multiple of the boundary, and the sectors that rows touch."""
-    if boundary_bytes < 1:
-        raise ValueError(f"a boundary is at least 1 byte, not {boundary_bytes}")
-    modulus = lcm(boundary_bytes, SECTOR_BYTES)
+    boundary = claim.boundary_bytes
+    if boundary < 1:
+        raise ValueError(f"a boundary is at least 1 byte, not {boundary}")
     if not view.num_elements:
         return
+    severity = "error" if claim.required else "warning"
+    slow = "" if claim.required else ": legal and slow"
+    if claim.strides and (told := _lone_strides(view, boundary)):
+        text = f"a single index hides {told}, no multiple of {boundary}{slow}"
+        yield Finding("unaligned", (view.name,), view.storage.name, None, None, severity=severity, text=text)
+    modulus = lcm(boundary, SECTOR_BYTES)
     if modulus > 1 << 20:
-        raise TooMuchWorkError(f"a boundary of {boundary_bytes} bytes is too large to be tabled")
+        raise TooMuchWorkError(f"a boundary of {boundary} bytes is too large to be tabled")
     counts = _residues(view, modulus)
     starts = np.arange(modulus)
-    off = int(counts[starts % boundary_bytes != 0].sum())
+    off = int(counts[starts % boundary != 0].sum())
     if not off:
         return
     width = (view.shape[-1] if view.shape else 1) * view.itemsize
     rows = int(counts.sum())
     touched = int((counts * -(-(starts % SECTOR_BYTES + width) // SECTOR_BYTES)).sum())
     text = (
-        f"{off} of {rows} rows of {width} bytes do not start at a multiple of {boundary_bytes}; they touch {touched} "
+        f"{off} of {rows} rows of {width} bytes do not start at a multiple of {boundary}; they touch {touched} "
         f"sectors of {SECTOR_BYTES} bytes, and aligned ones would touch {rows * -(-width // SECTOR_BYTES)}"
     )
-    text += _every(view, boundary_bytes)
-    severity = "error" if required else "warning"
-    text += "" if required else ": legal and slow"
-    row = _first_off(view, boundary_bytes)
+    text += _every(view, boundary) + slow
+    row = _first_off(view, boundary)
     yield Finding("unaligned", (view.name,), view.storage.name, off, None, row, severity=severity, text=text)
+
+
+def _lone_strides(view: View, boundary_bytes: int) -> str:
+    """Strides off the boundary of axes with a single index, in words."""
+    names = view.axes or tuple(f"axis {axis}" for axis in range(len(view.shape)))
+    lone = zip(names[:-1], view.stride[:-1], view.shape[:-1], strict=True)
+    off = [f"a stride of {step * view.itemsize} bytes along {name}" for name, step, size in lone if size == 1
+           and step * view.itemsize % boundary_bytes]  # fmt: skip
+    return ", ".join(off)
 
 
 def _every(view: View, boundary_bytes: int) -> str:

@@ -24,7 +24,7 @@ from kvviz.memory.claims import (
     SameBytes,
     StepAlike,
 )
-from kvviz.memory.disputes import Hits, collisions, misplaced, out_of_bounds, same_bytes, self_overlap
+from kvviz.memory.disputes import Ground, collisions, misplaced, out_of_bounds, same_bytes, self_overlap
 from kvviz.memory.finding import Audit, Finding
 from kvviz.memory.view import View
 
@@ -39,13 +39,14 @@ def audit(views: Sequence[View], claims: Sequence[Claim] = (), *, witnesses: boo
         ValueError: two views have one name, or a claim names a view that is not given or does not fit.
     """
     named = _by_name(views)
-    findings = [finding for view in views for finding in (*out_of_bounds(view), *self_overlap(view))]
     checked = [f"{len(views)} views within their storages, none on itself"] if views else ["no views were given"]
     notes: list[str] = []
-    hits = Hits(_homes(views, claims, named)) if witnesses else None
+    placed = {claim: _placed(claim, named) for claim in claims if isinstance(claim, BelongsAt | Follows)}
+    ground = Ground(_homes(views, claims, placed), placed, witnesses)
+    findings = [finding for view in views for finding in (*out_of_bounds(view), *self_overlap(view, ground))]
     for claim in claims:
         check, said = _CHECKS[type(claim)]
-        findings += check(claim, named, hits)
+        findings += check(claim, named, ground)
         checked.append(said(claim))
         if isinstance(claim, Overlay) and len(claim.views) > 1:
             notes.append(_overlay_note(claim))
@@ -98,34 +99,34 @@ def rightful_place(claim: BelongsAt | Follows, named: dict[str, View]) -> View:
     return View(scale.name, data.storage, scale.shape, tuple(stride), offset, unit, scale.axes, scale.role)
 
 
-def _homes(views: Sequence[View], claims: Sequence[Claim], named: dict[str, View]) -> list[View]:
+def _placed(claim: BelongsAt | Follows, named: dict[str, View]) -> tuple[View, View]:
+    """The view that a claim is about, and its rightful map."""
+    return _named(named, claim.view if isinstance(claim, BelongsAt) else claim.scale), rightful_place(claim, named)
+
+
+def _homes(views: Sequence[View], claims: Sequence[Claim], placed: dict[Claim, tuple[View, View]]) -> list[View]:
     """Who rightly owns what: the rightful maps, and the views that nothing is claimed to displace."""
-    moved = {}
-    for claim in claims:
-        if isinstance(claim, BelongsAt | Follows):
-            moved[claim.view if isinstance(claim, BelongsAt) else claim.scale] = rightful_place(claim, named)
+    moved = {view.name: rightful for view, rightful in placed.values()}
     extents = {claim.extent for claim in claims if isinstance(claim, Covers)}
     referred = {claim.rightful for claim in claims if isinstance(claim, BelongsAt) and isinstance(claim.rightful, str)}
     return [*(v for v in views if v.name not in moved and v.name not in extents | referred), *moved.values()]
 
 
-def _check_place(claim: BelongsAt | Follows, named: dict[str, View], hits: Hits | None) -> Iterator[Finding]:
-    view = _named(named, claim.view if isinstance(claim, BelongsAt) else claim.scale)
-    return misplaced(view, rightful_place(claim, named), hits)
-
-
-_Check = Callable[[Claim, dict[str, View], Hits | None], Iterator[Finding]]
+_Check = Callable[[Claim, dict[str, View], Ground], Iterator[Finding]]
 _CHECKS: dict[type, tuple[_Check, Callable[[Claim], str]]] = {
     Disjoint: (
-        lambda c, named, hits: collisions(_all(named, c.views), hits is not None),
+        lambda c, named, ground: collisions(_all(named, c.views), ground.witnesses),
         lambda c: f"{len(c.views)} views disjoint",
     ),
     Overlay: (
         lambda c, named, _: blockwise.overlaid(_all(named, c.views)),
         lambda c: f"{len(c.views)} views share bytes of equal block ids only",
     ),
-    BelongsAt: (_check_place, lambda c: "1 views at their rightful places"),
-    Follows: (_check_place, lambda c: "1 scales behind their data"),
+    BelongsAt: (
+        lambda c, _, ground: misplaced(*ground.placed[c], ground),
+        lambda c: "1 views at their rightful places",
+    ),
+    Follows: (lambda c, _, ground: misplaced(*ground.placed[c], ground), lambda c: "1 scales behind their data"),
     Covers: (
         lambda c, named, _: blockwise.covers(
             _named(named, c.extent), _all(named, c.content), _all(named, c.neighbours or c.content)
@@ -149,7 +150,7 @@ _CHECKS: dict[type, tuple[_Check, Callable[[Claim], str]]] = {
         lambda c: f"1 views addressable in {c.address_type}",
     ),
     Aligned: (
-        lambda c, named, _: addressing.aligned(_named(named, c.view), c.boundary_bytes, c.required),
+        lambda c, named, _: addressing.aligned(c, _named(named, c.view)),
         lambda c: f"1 views with rows at multiples of {c.boundary_bytes} bytes",
     ),
     Declared: (

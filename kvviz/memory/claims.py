@@ -94,12 +94,15 @@ class Addressed:
 class Aligned:
     """Every row (all axes but the last) starts at a multiple of ``boundary_bytes``.
 
-    ``required`` by the consumer: a miss is an error. Otherwise a warning, with the sectors that rows touch.
+    ``required`` by the consumer: a miss is an error. Otherwise a warning, with the sectors that rows touch. With
+    ``strides`` the stride of an axis with a single index counts too: no row shows it, and a TMA descriptor refuses it
+    all the same (vLLM PR 40737).
     """
 
     view: str
     boundary_bytes: int
     required: bool = True
+    strides: bool = False
 
 
 @dataclass(frozen=True)

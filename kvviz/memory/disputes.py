@@ -1,18 +1,20 @@
 """Checks on byte sets and index maps: bounds, self-overlap, collisions, misplaced elements, equal sets."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
 
+from kvviz.memory.claims import BelongsAt, Follows
 from kvviz.memory.extents import (
     BUDGET,
-    Lane,
     Region,
     Sweep,
     TooMuchWorkError,
+    all_byte_lanes,
     byte_lanes,
     drifting_bytes,
     interval,
@@ -21,10 +23,11 @@ from kvviz.memory.extents import (
 )
 from kvviz.memory.finding import Finding, Place
 from kvviz.memory.maps import first_wrong, locate, same_places
-from kvviz.memory.view import View
+from kvviz.memory.view import Storage, View
 
 OUTSIDE, PADDING = "outside the storage", "padding"
 NOT_COUNTED = "they overlap; the strides drift so that the bytes were not counted within the budget"
+NOT_DECIDED = "they may overlap; the strides drift so that neither that nor the bytes were settled within the budget"
 LISTED = 1 << 20
 """Elements of a view that meets itself which are listed one by one."""
 
@@ -63,20 +66,19 @@ def out_of_bounds(view: View) -> Iterator[Finding]:
     )
 
 
-def self_overlap(view: View) -> Iterator[Finding]:
+def self_overlap(view: View, ground: "Ground") -> Iterator[Finding]:
     """Indices of one view that meet on a byte."""
     if view.nested or view.num_elements == 0:
         return
+    names, storage = (view.name,), view.storage.name
     try:
-        lanes = byte_lanes(view)
-        regions = Sweep([[lane] for lane in lanes], [view.itemsize] * len(lanes)).regions()
+        cells, bytes_, first = ground.meetings(view)
     except TooMuchWorkError as error:
-        yield Finding("self_overlap", (view.name,), view.storage.name, None, None, text=f"may meet itself: {error}")
+        yield Finding("self_overlap", names, storage, None, None, text=f"may meet itself: {error}")
         return
-    if regions:
-        cells, bytes_ = sum(sum(r.elements) for r in regions), sum(r.bytes for r in regions)
-        example = place_of_byte(view, regions[0].first)
-        yield Finding("self_overlap", (view.name,), view.storage.name, cells, bytes_, example)
+    if bytes_:
+        start, _ = view.span_bytes
+        yield Finding("self_overlap", names, storage, cells, bytes_, place_of_byte(view, start + first))
 
 
 def classes(views: Sequence[View]) -> list[list[View]]:
@@ -119,7 +121,7 @@ def collisions(views: Sequence[View], witnesses: bool = True) -> Iterator[Findin
 
 def _shared_regions(kinds: Sequence[Sequence[View]], nbytes: int) -> list[Region]:
     """Regions of the storage that at least two views share. Bytes outside it are another finding's."""
-    owners = [byte_lanes(kind[0]) for kind in kinds]
+    owners = all_byte_lanes([kind[0] for kind in kinds])
     itemsizes, weights, least = [kind[0].itemsize for kind in kinds], [len(kind) for kind in kinds], 2
     if all(kind[0].span_bytes[0] >= 0 and kind[0].span_bytes[1] <= nbytes for kind in kinds):
         return Sweep(owners, itemsizes, weights).regions(least)
@@ -131,26 +133,35 @@ def _shared_regions(kinds: Sequence[Sequence[View]], nbytes: int) -> list[Region
 def _collision(region: Region, kinds: Sequence[Sequence[View]], order: dict[str, int], witnesses: bool) -> Finding:
     members = sorted((view for m in region.members for view in kinds[m]), key=lambda view: order[view.name])
     cells = sum(count * len(kinds[m]) for m, count in zip(region.members, region.elements, strict=True))
-    example = tuple(p for view in members for p in place_of_byte(view, region.first)) if witnesses else ()
+    ends = {view.name: view for m in region.members for view in (kinds[m][0], kinds[m][-1])} if witnesses else {}
+    shown = sorted(ends.values(), key=lambda view: order[view.name])
+    example = tuple(p for view in shown for p in place_of_byte(view, region.first))
     names = tuple(view.name for view in members)
     return Finding("collision", names, members[0].storage.name, cells, region.bytes, example)
 
 
 def _pairwise(kinds: Sequence[Sequence[View]]) -> Iterator[Finding]:
     """Where strides drift: each pair of classes by itself, in closed form, or only yes or no past the budget."""
-    left = PAIR_BUDGET
+    left, hard = PAIR_BUDGET, HARD_PAIRS
     for kind in kinds:
         if len(kind) > 1:
             yield Finding("collision", tuple(v.name for v in kind), kind[0].storage.name, None, _own_bytes(kind[0]))
     for one, other in combinations(kinds, 2):
         a, b = one[0], other[0]
-        if a.span_bytes[1] <= b.span_bytes[0] or b.span_bytes[1] <= a.span_bytes[0] or not _meet(a, b):
+        if a.span_bytes[1] <= b.span_bytes[0] or b.span_bytes[1] <= a.span_bytes[0]:
             continue
-        names, bytes_ = tuple(v.name for v in (*one, *other)), None
+        meet = _meet(a, b, EASY)
+        if meet is None and hard:
+            meet, hard = _meet(a, b, HARD), hard - 1
+        if meet is False:
+            continue
+        bytes_ = None
         if left > 0:
             bytes_, spent = _pair_bytes(a, b)
             left -= spent
-        yield Finding("collision", names, a.storage.name, None, bytes_, text="" if bytes_ is not None else NOT_COUNTED)
+        if bytes_ != 0:
+            text = "" if bytes_ is not None else NOT_COUNTED if meet else NOT_DECIDED
+            yield Finding("collision", tuple(v.name for v in (*one, *other)), a.storage.name, None, bytes_, text=text)
 
 
 def _own_bytes(view: View) -> int | None:
@@ -168,6 +179,10 @@ def _pair_bytes(a: View, b: View) -> tuple[int | None, int]:
         return None, BUDGET
 
 
+EASY, HARD, HARD_PAIRS = 1 << 6, 1 << 14, 64
+"""Candidates that numpy tries to settle whether two views meet, and for how many pairs it may try the more."""
+
+
 class _Ghost:
     """An array that exists by its address alone; nobody reads it."""
 
@@ -179,12 +194,12 @@ class _Ghost:
         }  # fmt: skip
 
 
-def _meet(a: View, b: View) -> bool:
-    """Whether two views share any byte; True as well where numpy cannot tell within its budget."""
+def _meet(a: View, b: View, work: int) -> bool | None:
+    """Whether two views share any byte, by numpy's bounded search; None where ``work`` candidates did not settle it."""
     try:
-        return bool(np.shares_memory(np.asarray(_Ghost(a)), np.asarray(_Ghost(b)), max_work=1 << 20))
+        return bool(np.shares_memory(np.asarray(_Ghost(a)), np.asarray(_Ghost(b)), max_work=work))
     except (np.exceptions.TooHardError, ValueError, OverflowError):
-        return True
+        return None
 
 
 def same_bytes(part: View, whole: View) -> Iterator[Finding]:
@@ -211,22 +226,74 @@ def _sizes(region: Region) -> tuple[int, int]:
     return region.elements[0], region.bytes
 
 
-class Hits:
-    """Looks up what lies under the first bytes of a view's elements: whose data, whose scale, padding, outside.
+class Ground:
+    """What one audit works out about its views once: who rightfully lies where, and what displaced views hit there.
 
     Where several owners share a byte, data go before anything else, and then the owner named last.
+
+    Args:
+        homes: who rightfully owns what.
+        placed: for each claim on a view's place the view and its rightful map.
+        witnesses: whether examples and hits are wanted.
     """
 
-    def __init__(self, homes: Sequence[View]) -> None:
-        self._homes = sorted((home for home in homes if home.num_elements), key=lambda view: view.role == "data")
+    def __init__(
+        self, homes: Sequence[View], placed: Mapping[BelongsAt | Follows, tuple[View, View]], witnesses: bool
+    ) -> None:
+        self.placed, self.witnesses = placed, witnesses
+        self._homes: dict[str, list[View]] = {}
+        for home in sorted((home for home in homes if home.num_elements), key=lambda view: view.role == "data"):
+            self._homes.setdefault(home.storage.name, []).append(home)
+        self._right: dict[tuple[View, View], int] = {}
+        self._same: dict[tuple, bool] = {}
         self._found: dict[tuple, Counter] = {}
+        self._meetings: dict[tuple, tuple[int, int, int]] = {}
+        self._left = self._left_alone = BUDGET
         self._places: dict[tuple[int, str], tuple[Place, ...]] = {}
         self._keys: dict[str, tuple] = {}
-        self._lanes: dict[tuple, list[list[Lane]]] = {}
 
-    def of(self, view: View, rightful: View, right: int) -> tuple[tuple[str, int], ...]:
-        """Counts by owner of what the elements of ``view`` hit, the ``right`` ones that are in place left out."""
-        counts = Counter(self._all(view))
+    def right(self, view: View, rightful: View) -> int:
+        """How many elements of a view are where its rightful map has them."""
+        if (view, rightful) not in self._right:
+            right = 0 if view.storage != rightful.storage else same_places(view, rightful)
+            self._right[view, rightful] = right
+        return self._right[view, rightful]
+
+    def same_set(self, view: View, rightful: View) -> bool:
+        """Whether both start their elements at the same set of places."""
+        low, high = view.span_bytes
+        if (low, high - view.itemsize) != (rightful.span_bytes[0], rightful.span_bytes[1] - rightful.itemsize):
+            return False
+        dims, theirs = normal_dims(view)[1], normal_dims(rightful)[1]
+        if dims == theirs:
+            return True
+        key = (tuple(dims), tuple(theirs), view.num_elements)
+        if key not in self._same:
+            self._same[key] = _same_starts(view, rightful)
+        return self._same[key]
+
+    def meetings(self, view: View) -> tuple[int, int, int]:
+        """Cells and bytes at which a view meets itself, and the first such byte behind the view's lowest.
+
+        Raises:
+            TooMuchWorkError: the budget that all views of the audit share for this is spent.
+        """
+        start, dims = normal_dims(view)
+        key = (tuple(dims), view.itemsize, view.num_elements)
+        if key not in self._meetings:
+            lanes = byte_lanes(view)
+            sweep = Sweep([[lane] for lane in lanes], [view.itemsize] * len(lanes), budget=self._left_alone)
+            try:
+                regions = sweep.regions()
+            finally:
+                self._left_alone -= sweep.work
+            first = min((region.first for region in regions), default=start) - start
+            self._meetings[key] = (sum(sum(r.elements) for r in regions), sum(r.bytes for r in regions), first)
+        return self._meetings[key]
+
+    def hits(self, view: View, rightful: View) -> tuple[tuple[str, int], ...]:
+        """Counts by owner of what the elements of ``view`` that are not in place hit."""
+        counts, right = Counter(self._under(view)), self.right(view, rightful)
         if right:
             counts -= self._in_place(view, rightful, right)
         named = {f"{w}, at another index" if w == rightful.name else w: n for w, n in counts.items() if n}
@@ -235,13 +302,13 @@ class Hits:
     def place(self, byte: int, storage: str) -> tuple[Place, ...]:
         """The owner's element under a byte, or nothing."""
         if (byte, storage) not in self._places:
-            there = (home for home in reversed(self._homes) if home.storage.name == storage)
+            there = reversed(self._homes.get(storage, ()))
             self._places[byte, storage] = next((found for home in there if (found := place_of_byte(home, byte))), ())
         return self._places[byte, storage]
 
     def _in_place(self, view: View, rightful: View, right: int) -> Counter:
         """What lies under the elements that are right: their owner, or who goes before it."""
-        under = self._all(rightful)
+        under = self._under(rightful)
         if len(under) == 1:
             return Counter({next(iter(under)): right})
         if view.num_elements > LISTED:
@@ -255,56 +322,68 @@ class Hits:
         found = self.place(byte, view.storage.name)
         return found[0].view if found else PADDING
 
-    def _all(self, view: View) -> Counter:
-        """Elements by the name of what their first byte hits."""
-        homes = [home for home in self._homes if home.storage.name == view.storage.name]
-        if view.storage.name not in self._keys:
-            self._keys[view.storage.name] = tuple(map(_bytes_key, homes))
-        key = (view.storage.nbytes, self._keys[view.storage.name], _bytes_key(view))
+    def _under(self, view: View) -> dict[str, int]:
+        """Elements by the name of what their first byte hits. Storages of one geometry are counted once."""
+        storage, homes = view.storage, self._homes.get(view.storage.name, [])
+        if storage.name not in self._keys:
+            self._keys[storage.name] = (storage.nbytes, *map(_bytes_key, homes))
+            with suppress(TooMuchWorkError):  # together they may drift; then one by one
+                self._count(storage, homes, self._displaced(storage), BUDGET)
+        key = (self._keys[storage.name], _bytes_key(view))
         if key not in self._found:
-            self._found[key] = self._count(view, homes)
-        names = [OUTSIDE, PADDING, *(home.name for home in homes)]
-        counts: Counter = Counter()
-        for under, count in self._found[key].items():
-            counts[names[under]] += count
-        return counts
+            self._left -= self._count(storage, homes, {key: view}, self._left)
+        names = (OUTSIDE, PADDING)
+        return {names[k] if k < 2 else homes[k - 2].name: n for k, n in self._found[key].items()}
 
-    def _count(self, view: View, homes: Sequence[View]) -> Counter:
-        """Elements by the number of what they hit: 0 outside, 1 padding, then the homes.
+    def _displaced(self, storage: Storage) -> dict[tuple, View]:
+        """Views of a storage, one of each form, about whose elements it will be asked what they hit."""
+        wanted = {}
+        for view, rightful in self.placed.values():
+            right = self.right(view, rightful)
+            for asked in (view, rightful) if right else (view,):
+                key = (self._keys[storage.name], _bytes_key(asked))
+                if right < view.num_elements and asked.storage == storage and key not in self._found:
+                    wanted.setdefault(key, asked)
+        return wanted
 
-        The storage itself is an owner too, so that outside shows. Storages of one geometry are counted once.
+    def _count(self, storage: Storage, homes: Sequence[View], views: dict[tuple, View], budget: int) -> int:
+        """Elements of each view by the number of what they hit: 0 outside, 1 padding, then the homes.
+
+        The storage itself is an owner too, so that outside shows. Returns the work that it took.
         """
-        key = (view.storage.nbytes, self._keys[view.storage.name])
-        if key not in self._lanes:
-            self._lanes[key] = [[interval(0, view.storage.nbytes)], *map(byte_lanes, homes)]
-        owners = [*self._lanes[key], start_lanes(view)]
-        heavy = len(owners)
-        counts: Counter = Counter()
-        for region in Sweep(owners, weights=[1] * (heavy - 1) + [heavy]).regions(heavy):
-            inside, under = region.members[0] == 0, region.members[-2] if len(region.members) > 1 else 0
-            counts[1 + under if inside else 0] += region.elements[-1]
-        return counts
+        if not views:
+            return 0
+        owners = [[interval(0, storage.nbytes)], *all_byte_lanes(homes), *map(start_lanes, views.values())]
+        light = len(homes) + 1
+        found = [Counter() for _ in views]
+        sweep = Sweep(owners, weights=[1] * light + [light + 1] * len(views), budget=budget)
+        for region in sweep.regions(light + 1):
+            under = max((m for m in region.members if m < light), default=-1) + 1
+            for member, count in zip(region.members, region.elements, strict=True):
+                if member >= light:
+                    found[member - light][under if region.members[0] == 0 else 0] += count
+        self._found.update(zip(views, found, strict=True))
+        return sweep.work
 
 
-def misplaced(view: View, rightful: View, hits: Hits | None) -> Iterator[Finding]:
+def misplaced(view: View, rightful: View, ground: Ground) -> Iterator[Finding]:
     """Elements that are not where ``rightful`` has them, and what they hit instead."""
     if view.shape != rightful.shape:
         raise ValueError(
             f"{view.name} has shape {view.shape} and its rightful map {rightful.shape}: they must be equal"
         )
     elsewhere = view.storage != rightful.storage
-    right = 0 if elsewhere else same_places(view, rightful)
-    if right == view.num_elements:
+    cells = view.num_elements - ground.right(view, rightful)
+    if not cells:
         return
-    kind = "misplaced" if elsewhere or not _same_set(view, rightful) else "permuted"
-    cells = view.num_elements - right
+    kind = "misplaced" if elsewhere or not ground.same_set(view, rightful) else "permuted"
     found, text, example = (), f"belongs in {rightful.storage.name}" if elsewhere else "", ()
-    if hits is not None:
+    if ground.witnesses:
         lowest = view.lowest if elsewhere else _first_wrong(view, rightful)
         landed, meant = place(view, lowest), place(rightful, lowest)
-        example = (landed, meant, *hits.place(landed.start_bytes, view.storage.name))
+        example = (landed, meant, *ground.place(landed.start_bytes, view.storage.name))
         try:
-            found = hits.of(view, rightful, right)
+            found = ground.hits(view, rightful)
         except TooMuchWorkError as error:
             text = f"what lies there was not counted: {error}"
     bytes_ = _wrong_bytes(view, rightful, cells)
@@ -329,13 +408,7 @@ def _wrong_bytes(view: View, rightful: View, cells: int) -> int | None:
     return len(np.unique(view.bytes_of(view.starts.ravel()[wrong])))
 
 
-def _same_set(view: View, rightful: View) -> bool:
-    """Whether both start their elements at the same set of places."""
-    low, high = view.span_bytes
-    if (low, high - view.itemsize) != (rightful.span_bytes[0], rightful.span_bytes[1] - rightful.itemsize):
-        return False
-    if normal_dims(view) == normal_dims(rightful):
-        return True
+def _same_starts(view: View, rightful: View) -> bool:
     try:
         return all(len(region.members) == 2 for region in Sweep([start_lanes(view), start_lanes(rightful)]).regions(1))
     except TooMuchWorkError:

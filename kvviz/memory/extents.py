@@ -6,6 +6,7 @@ every period looks the same, and one sweep over one period, times the number of 
 depends on the runs of a few periods, not on the number of blocks.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd, lcm, prod
@@ -22,6 +23,9 @@ FEW_RUNS = 1 << 14
 
 FEW_INTERVALS = 64
 """Runs of a lane that are taken one by one."""
+
+VISIT = 64
+"""Runs that looking at one lane in one period counts for, however few it has there."""
 
 MAX_LANES = 4096
 """Parts that a view which meets itself may be cut into."""
@@ -84,27 +88,43 @@ def byte_lanes(view: View) -> list[Lane]:
     Raises:
         TooMuchWorkError: more than :data:`MAX_LANES` lanes or :data:`BUDGET` runs.
     """
-    return _lanes(view, view.itemsize)
+    return _lanes(view, view.itemsize, {})
 
 
 def start_lanes(view: View) -> list[Lane]:
     """The first byte of each element, likewise."""
-    return _lanes(view, 1)
+    return _lanes(view, 1, {})
 
 
-def _lanes(view: View, width: int) -> list[Lane]:
+def all_byte_lanes(views: Sequence[View]) -> list[list[Lane]]:
+    """:func:`byte_lanes` of each view; what views of one form have in common is worked out once."""
+    forms: dict[tuple, list[Lane]] = {}
+    return [_lanes(view, view.itemsize, forms) for view in views]
+
+
+def _lanes(view: View, width: int, forms: dict[tuple, list[Lane]]) -> list[Lane]:
     if view.num_elements == 0:
         return []
     start, dims = normal_dims(view)
     repeats = prod(size for step, size in zip(view.stride, view.shape, strict=True) if step == 0)
+    key = (tuple(dims), width, repeats)
+    if key not in forms:
+        forms[key] = _form(dims, width, repeats, view.name)
+    return [[Pattern(start + p.base, p.step, p.count, p.starts, p.width) for p in lane] for lane in forms[key]]
+
+
+def _form(dims: Dims, width: int, repeats: int, name: str) -> list[Lane]:
+    """The lanes of elements ``width`` bytes wide whose first one starts at byte 0."""
     if repeats > MAX_LANES:
-        raise TooMuchWorkError(f"{view.name} repeats each element {repeats} times, more than {MAX_LANES}")
-    cut = [(start, [])]
+        raise TooMuchWorkError(f"{name} repeats each element {repeats} times, more than {MAX_LANES}")
+    cut = [(0, [])]
     for dim in dims:
-        cut = [part for begun in cut for part in _add_dim(*begun, dim, width)]
-        if len(cut) * repeats > MAX_LANES:
-            raise TooMuchWorkError(f"{view.name} meets itself in more than {MAX_LANES} ways")
-    return [_patterns(begin, nested, width, view.name) for begin, nested in cut] * repeats
+        begun, cut = cut, []
+        for part in begun:
+            cut += _add_dim(*part, dim, width)
+            if len(cut) * repeats > MAX_LANES:
+                raise TooMuchWorkError(f"{name} meets itself in more than {MAX_LANES} ways")
+    return [_patterns(begin, nested, width, name) for begin, nested in cut] * repeats
 
 
 def _add_dim(start: int, dims: Dims, dim: tuple[int, int], width: int) -> list[tuple[int, Dims]]:
@@ -270,19 +290,19 @@ class Sweep:
     def _sweep(self, start: int, least: int) -> list[Region]:
         """Regions inside one period."""
         here = self._lanes_in(start)
+        self._spend(len(here) * VISIT)
         runs = [self._runs(self._lanes[lane], start) for lane in here]
-        numbers = np.repeat(np.arange(len(runs)), [len(first) for first, _ in runs])
+        lengths = [len(first) for first, _ in runs]
         points = np.concatenate([first for first, _ in runs] + [last for _, last in runs])
-        order = np.argsort(points, kind="stable")
-        opening = order < len(numbers)
-        numbers, points = np.concatenate((numbers, numbers))[order], points[order]
-        weights = self._lane_weights[here][numbers]
-        depth = np.where(opening, weights, -weights).cumsum()
+        order = np.argsort(points, kind="stable")  # merges the lanes, each sorted already
+        points, weights = points[order], self._lane_weights[here]
+        depth = np.repeat(np.concatenate((weights, -weights)), lengths * 2)[order].cumsum()
         sizes = np.diff(points, append=points[-1:])
         picked = np.flatnonzero((depth >= least) & (sizes > 0))
         if not len(picked):
             return []
-        kinds, which = _distinct_rows(_open_lanes(numbers, len(here))[picked])
+        flips = np.repeat(np.arange(len(here) * 2) % len(here), lengths * 2)[order]
+        kinds, which = _distinct_rows(_open_lanes(flips, len(here), picked))
         lanes_of = [tuple(here[list(_set_bits(kind))].tolist()) for kind in kinds]
         return self._regions(lanes_of, which, points[picked], sizes[picked], least)
 
@@ -290,17 +310,31 @@ class Sweep:
         """Intervals with the same owners, taken together; ``which`` of ``lanes_of`` (sets of open lanes) each has."""
         owners_of = [tuple(sorted({self._owner[lane] for lane in lanes})) for lanes in lanes_of]
         groups = {owners: number for number, owners in enumerate(dict.fromkeys(owners_of))}
-        group = np.asarray([groups[owners] for owners in owners_of])[which]
+        group_of = [groups[owners] for owners in owners_of]
+        group = np.asarray(group_of)[which]
         order = np.argsort(group, kind="stable")
         which, points, sizes = which[order], points[order], sizes[order]
         bounds = np.searchsorted(group[order], np.arange(len(groups) + 1))
+        totals = np.add.reduceat(sizes, bounds[:-1]).tolist()
+        touched = {size: _touched(points, sizes, size, bounds[:-1]) for size in set(self._itemsizes)}
+        alone = Counter(group_of)
         made = []
         for owners, number in groups.items():
-            if sum(self._weights[owner] for owner in owners) >= least:
-                mine = slice(bounds[number], bounds[number + 1])
-                members = {k: lanes for k, lanes in enumerate(lanes_of) if owners_of[k] == owners}
+            if sum(self._weights[owner] for owner in owners) < least:
+                continue
+            mine = slice(bounds[number], bounds[number + 1])
+            if alone[number] == 1:  # one set of lanes, so that each owner's elements are those of one lane
+                elements = tuple(touched[self._itemsizes[owner]][number] for owner in owners)
+                lanes = lanes_of[group_of.index(number)]
+                if len(lanes) > len(owners):
+                    elements = tuple(
+                        n * sum(self._owner[lane] == owner for lane in lanes)
+                        for n, owner in zip(elements, owners, strict=True)
+                    )
+            else:
+                members = {k: lanes for k, lanes in enumerate(lanes_of) if group_of[k] == number}
                 elements = self._elements(owners, members, which[mine], points[mine], sizes[mine])
-                made.append(Region(owners, int(sizes[mine].sum()), int(points[mine][0]), elements))
+            made.append(Region(owners, totals[number], int(points[mine][0]), elements))
         return made
 
     def _elements(self, owners, lanes_of: dict[int, tuple[int, ...]], which, points, sizes) -> tuple[int, ...]:
@@ -310,18 +344,27 @@ class Sweep:
             open_in = [number for number, lanes in lanes_of.items() if lane in lanes]
             here = slice(None) if len(open_in) == len(lanes_of) else np.isin(which, open_in)
             size = self._itemsizes[self._owner[lane]]
-            first, last = points[here] // size, (points[here] + sizes[here] - 1) // size
-            counts[self._owner[lane]] += int((last - first + 1).sum() - (first[1:] == last[:-1]).sum())
+            counts[self._owner[lane]] += _touched(points[here], sizes[here], size, np.zeros(1, np.int64))[0]
         return tuple(counts.values())
+
+
+def _touched(points: np.ndarray, sizes: np.ndarray, itemsize: int, groups: np.ndarray) -> list[int]:
+    """Elements of ``itemsize`` bytes that the intervals of each group touch; groups begin at the given positions."""
+    first, last = points // itemsize, (points + sizes - 1) // itemsize
+    count = last - first + 1
+    count[1:] -= first[1:] == last[:-1]
+    count[groups[1:]] += first[groups[1:]] == last[groups[1:] - 1]
+    return np.add.reduceat(count, groups).tolist()
 
 
 def _distinct_rows(words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The distinct rows of a table of integers, and the number of each row's."""
-    number = np.zeros(len(words), np.int64)
+    number = None
     for column in words.T:
         values, codes = np.unique(column, return_inverse=True)
-        _, number = np.unique(number * len(values) + codes.ravel(), return_inverse=True)
-        number = number.ravel()
+        if number is not None:
+            _, codes = np.unique(number * len(values) + codes, return_inverse=True)
+        number = codes
     _, first = np.unique(number, return_index=True)
     return words[first], number
 
@@ -339,11 +382,14 @@ def _as_intervals(lane: Lane) -> Lane:
     return [pattern for begin, width in runs for pattern in interval(begin, begin + width)]
 
 
-def _open_lanes(numbers: np.ndarray, count: int) -> np.ndarray:
-    """Which of ``count`` lanes are open after each event, as bits in words: each event flips the bit of its lane."""
-    words = np.zeros((len(numbers), max(-(-count // 62), 1)), np.int64)
-    words[np.arange(len(numbers)), numbers // 62] = np.int64(1) << (numbers % 62)
-    return np.bitwise_xor.accumulate(words, axis=0)
+def _open_lanes(flips: np.ndarray, count: int, picked: np.ndarray) -> np.ndarray:
+    """Which of ``count`` lanes are open after each picked event, as bits in words: each event flips its lane's bit."""
+    words = []
+    for first in range(0, count, 62):
+        bits = np.zeros(count, np.int64)
+        bits[first : first + 62] = np.int64(1) << np.arange(min(62, count - first))
+        words.append(np.bitwise_xor.accumulate(bits[flips])[picked])
+    return np.stack(words, axis=1)
 
 
 def _set_bits(words: np.ndarray) -> tuple[int, ...]:

@@ -49,8 +49,9 @@ class Finding:
         storage: the storage's name.
         cells: elements concerned, over all the views involved, or None where they were not counted.
         bytes: distinct bytes concerned, or None where they were not counted.
-        example: the first place in the storage; every claimant of it (collision), or where the element is
-            and where it belongs (misplaced, permuted).
+        example: the first place in the storage: its claimants, of those that claim the very same
+            bytes the first and the last (collision), or where the element is and where it belongs (misplaced,
+            permuted).
         hits: for misplaced elements, what lies under their lowest byte instead, with counts.
         severity: ``error``, or ``warning`` where the layout is legal and slow.
         text: what the numbers mean, where the kind does not say it.

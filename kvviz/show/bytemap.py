@@ -138,6 +138,11 @@ def byte_map(
     return ByteMap(storage, start, stop, runs, _read(values, storage, start, stop))
 
 
+def claimed_bytes(view: View, start: int, stop: int) -> np.ndarray:
+    """Whether the view claims each byte of ``[start, stop)``: bool, shape ``(stop - start,)``."""
+    return _cells_by_byte([view], start, stop)[0] >= 0
+
+
 def _one_storage(views: Sequence[View]) -> Storage:
     storages = {view.storage for view in views}
     if len(storages) != 1:

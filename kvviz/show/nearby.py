@@ -1,13 +1,15 @@
 """A byte map of the few bytes around a finding's place, made from the views concerned, however large they are."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+
+import numpy as np
 
 from kvviz.memory.audit import rightful_place
 from kvviz.memory.claims import BelongsAt, Claim, Covers, Disjoint, Follows
 from kvviz.memory.finding import Finding, Place
 from kvviz.memory.view import Storage, View
-from kvviz.show.bytemap import ByteMap, byte_map
+from kvviz.show.bytemap import ByteMap, byte_map, claimed_bytes
 
 ROW_BYTES, ROWS = 64, 4
 MAX_SHOWN = 48
@@ -31,7 +33,25 @@ def map_around(finding: Finding, views: Sequence[View], claims: Sequence[Claim] 
     if window is None:
         return None
     storage, start, stop = window
+    owners += _bystanders(views, claims, [*owners, *writers], storage, start, stop)
     return byte_map(owners, writers, window=(start, stop), storage=storage)
+
+
+def _bystanders(
+    views: Sequence[View], claims: Sequence[Claim], shown: Sequence[View], storage: Storage, start: int, stop: int
+) -> Iterator[View]:
+    """Views that nothing is claimed of and that alone reach some byte of the window: theirs is no padding."""
+    there = [view for view in shown if view.storage == storage]
+    taken = np.any([claimed_bytes(view, start, stop) for view in there], axis=0)
+    names = {view.name for view in shown} | _rightful(claims, {view.name: view for view in views})[1]
+    names |= {claim.extent for claim in claims if isinstance(claim, Covers)}
+    for view in views:
+        if view.storage == storage and view.name not in names and len(there) < MAX_SHOWN:
+            own = claimed_bytes(view, start, stop)
+            if own.any() and not (own & taken).any():
+                taken |= own
+                there.append(view)
+                yield view
 
 
 def _window(place: Place, storage: Storage | None) -> tuple[Storage, int, int] | None:

@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from dataclasses import replace
 from fractions import Fraction
 from itertools import product
 
@@ -57,6 +58,7 @@ def test_addressed_is_that_of_the_account(seed):
     draw = random.Random(seed)
     address_type = draw.choice(("bfloat16", "float16", "int8", "uint8", "int16", "uint16"))
     view = random_view(draw, reach=draw.choice((60, 300, 3000, 9000)), storage=Storage("wide", 1 << 22))
+    view = replace(view, offset=view.offset - draw.choice((0, 0, 200, 2000, 20_000)))
     bad = {index: elems(view, index) for index in indices(view) if not exact(elems(view, index), address_type)}
     found = claimed([view], Addressed("v", address_type))
     assert [(f.kind, f.views, f.cells, f.bytes) for f in found] == (
@@ -113,6 +115,15 @@ def test_aligned_is_that_of_the_account(seed):
             assert f"{len(off)} of {len(rows)} rows of {width} bytes" in finding.text
             assert f"they touch {touched} sectors" in finding.text
             assert ("legal and slow" in finding.text) == (not required)
+
+
+@pytest.mark.parametrize(("step", "bytes_"), [(1, 2), (8, 16), (12, 24)])
+def test_the_stride_of_a_single_index_counts_on_request(step, bytes_):
+    view = View("rows", Storage("cache", 4 * 64), (4, 1, 8), (32, step, 1), 0, 2, ("slot", "head", "d"))
+    assert not claimed([view], Aligned("rows", 16))
+    found = claimed([view], Aligned("rows", 16, strides=True))
+    said = f"a single index hides a stride of {bytes_} bytes along head, no multiple of 16"
+    assert [(f.kind, f.text) for f in found] == [("unaligned", said)] * bool(bytes_ % 16)
 
 
 def test_aligned_says_how_often_a_row_is_right():

@@ -89,6 +89,22 @@ def test_a_cache_of_terabytes_is_drawn():
     assert len(page.alts) == len(result.findings) > 1 and "contested" in page.alts[0]
 
 
+def test_views_that_no_claim_names_are_seen_beside_the_place():
+    storage = Storage("pool", 256)
+    kv = [View(f"layer {n} K", storage, (2, 32), (128, 1), 64 * n, axes=("block", "byte")) for n in range(2)]
+    scales = [View(f"s{n}", storage, (2,), (32,), 8, 4, ("block",), "scale") for n in range(2)]
+    over = View("over", storage, (8,), (1,), 60)
+    claims = [Disjoint(("s0", "s1"))]
+    (finding,) = audit([*kv, *scales, over], claims).findings
+    record = map_around(finding, [*kv, *scales, over], claims)
+    seen = {run.start: (run.owner.view if run.owner else None, run.state) for run in record.runs}
+    assert seen == {
+        0: ("layer 0 K", "right"), 32: ("s0", "contested"), 36: (None, "unowned"), 64: ("layer 1 K", "right"),
+        96: (None, "unowned"), 128: ("layer 0 K", "right"), 160: ("s0", "contested"),
+        164: (None, "unowned"), 192: ("layer 1 K", "right"), 224: (None, "unowned"),
+    }  # fmt: skip
+
+
 def test_a_view_on_itself_and_one_beyond_its_storage():
     storage = Storage("s", 100)
     itself = View("itself", storage, (4, 4), (2, 1), 10)
