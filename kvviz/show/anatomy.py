@@ -8,26 +8,17 @@ from matplotlib.figure import Figure
 from kvviz.memory.spec import CacheSpec, one_of
 from kvviz.show.canvas import (
     BODY,
-    CONTESTED,
-    GREY,
-    HUES,
-    INK,
     LINE_INCHES,
     TITLE,
-    UNOWNED,
-    Entry,
     Sheet,
-    Style,
     draw_boxes,
     draw_legend,
     legend_lines,
-    owned,
     settings,
     text_inches,
-    thin,
-    tint,
     wrapped,
 )
+from kvviz.show.palette import CONTESTED, GREY, HUES, INK, UNOWNED, Entry, Style, owned, thin, tint
 
 WIDTH, MARGIN, RIGHT, PAGE_RIGHT = 11.0, 0.12, 0.45, 2.2
 SCALE_INCHES, CELL_INCHES, OFFSETS_INCHES, PAGE_INCHES = 0.32, 0.5, 0.3, 0.24

@@ -3,6 +3,7 @@
 A record, made from views and optionally from the live buffer. Text and figures are renderings of it.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -74,7 +75,10 @@ class ByteRun:
 class ByteMap:
     """The runs of ``[start, stop)`` of one storage, in order and without gaps.
 
-    ``values`` are the bytes themselves, or None where only the geometry is known.
+    Attributes:
+        values: the bytes themselves, or None where only the geometry is known.
+        owners, writers: the views of this storage that the runs come from.
+        kv_cache_dtype: the mode that the bytes are decoded in, or None.
     """
 
     storage: Storage
@@ -82,12 +86,21 @@ class ByteMap:
     stop: int
     runs: tuple[ByteRun, ...]
     values: bytes | None = None
+    owners: tuple[View, ...] = ()
+    writers: tuple[View, ...] = ()
+    kv_cache_dtype: str | None = None
 
     def at(self, byte: int) -> ByteRun:
         """The run that holds a byte of the storage."""
         if not self.start <= byte < self.stop:
             raise ValueError(f"byte {byte} is outside the map's window [{self.start}, {self.stop})")
-        return next(run for run in self.runs if run.start <= byte < run.stop)
+        return self.runs[bisect_right(self.runs, byte, key=lambda run: run.start) - 1]
+
+    def value(self, start: int, size: int) -> bytes | None:
+        """``size`` bytes from ``start`` on, or None where they are not all known."""
+        if self.values is None or not self.start <= start <= start + size <= self.stop:
+            return None
+        return self.values[start - self.start : start - self.start + size]
 
     def count(self, state: str) -> int:
         """Bytes in one of :data:`STATES`."""
@@ -101,6 +114,7 @@ def byte_map(
     window: tuple[int, int] | None = None,
     storage: Storage | None = None,
     values=None,
+    kv_cache_dtype: str | None = None,
 ) -> ByteMap:
     """Map a window of one storage.
 
@@ -111,6 +125,7 @@ def byte_map(
         window: byte range ``[start, stop)``; default: the whole storage.
         storage: the one to show; default: the one that all views lie in.
         values: the storage's bytes (a uint8 tensor or array of its full length); only the window is read.
+        kv_cache_dtype: one of ``kvviz.memory.spec.MODES``, to say what the values mean.
 
     Raises:
         ValueError: no views, views of several storages, or a window outside the storage or too large.
@@ -124,23 +139,23 @@ def byte_map(
     claimed = {view.name for view in claims}
     writers = [view for view in owners if view.name not in claimed] + list(claims)
     owners, writers = ([view for view in views if view.storage == storage] for views in (owners, writers))
-    owner_cells = _cells_by_byte(owners, start, stop)
-    writer_cells = _cells_by_byte(writers, start, stop)
-    table = np.concatenate([owner_cells, writer_cells])
-    edges = np.flatnonzero((table[:, 1:] != table[:, :-1]).any(axis=0)) + 1
-    bounds = [0, *edges.tolist(), stop - start]
+    (owned, owner_cells), (written, writer_cells) = (_cells_by_byte(v, start, stop) for v in (owners, writers))
+    edges = np.zeros(stop - start, bool)
+    for cells in (*owner_cells, *writer_cells):
+        edges[1:] |= cells[1:] != cells[:-1]
+    bounds = [0, *np.flatnonzero(edges).tolist(), stop - start]
     runs = tuple(
-        _run(
-            start + first, start + last, _parts(owners, owner_cells[:, first]), _parts(writers, writer_cells[:, first])
-        )
+        _run(start + first, start + last, _parts(owned, owner_cells[:, first]), _parts(written, writer_cells[:, first]))
         for first, last in zip(bounds[:-1], bounds[1:], strict=True)
     )
-    return ByteMap(storage, start, stop, runs, _read(values, storage, start, stop))
+    read = _read(values, storage, start, stop)
+    return ByteMap(storage, start, stop, runs, read, tuple(owners), tuple(writers), kv_cache_dtype)
 
 
 def claimed_bytes(view: View, start: int, stop: int) -> np.ndarray:
     """Whether the view claims each byte of ``[start, stop)``: bool, shape ``(stop - start,)``."""
-    return _cells_by_byte([view], start, stop)[0] >= 0
+    _, cells = _cells_by_byte([view], start, stop)
+    return (cells >= 0).any(axis=0)
 
 
 def _one_storage(views: Sequence[View]) -> Storage:
@@ -156,17 +171,22 @@ def _cell_axes(view: View) -> int:
     return len(view.shape) - (view.axes[-1:] == ("byte",))
 
 
-def _cells_by_byte(views: Sequence[View], start: int, stop: int) -> np.ndarray:
-    """For each view and byte of the window, the flat number of the cell that claims it, or -1: ``(views, bytes)``."""
-    cells = np.full((len(views), stop - start), -1, np.int64)
-    for row, view in zip(cells, views, strict=True):
+def _cells_by_byte(views: Sequence[View], start: int, stop: int) -> tuple[list[View], np.ndarray]:
+    """The views that reach into the window, and for each of them and each byte the flat number of its cell, or -1."""
+    found, cells = [], []
+    for view in views:
         near, starts = _elements_within(view, start, stop)
+        if not len(near):
+            continue
+        row = np.full(stop - start, -1, np.int64)
         width = int(np.prod(view.shape[_cell_axes(view) :], dtype=np.int64))
         for byte in range(view.itemsize):
             at = starts + byte - start
             inside = (at >= 0) & (at < stop - start)
             row[at[inside]] = near[inside] // width
-    return cells
+        found.append(view)
+        cells.append(row)
+    return found, np.asarray(cells, np.int64).reshape(len(cells), stop - start)
 
 
 def _elements_within(view: View, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
@@ -217,12 +237,14 @@ def _check_few(view: View, count: int) -> None:
 
 def _parts(views: Sequence[View], cells: np.ndarray) -> tuple[Part, ...]:
     parts = []
-    for view, cell in zip(views, cells.tolist(), strict=True):
-        if cell >= 0:
-            shape = view.shape[: _cell_axes(view)]
-            index = tuple(int(i) for i in np.unravel_index(cell, shape)) if shape else ()
-            axes = view.axes[: len(shape)] or tuple(f"axis {i}" for i in range(len(shape)))
-            parts.append(Part(view.name, view.role, index, axes))
+    for here in np.flatnonzero(cells >= 0).tolist():
+        view, cell, index = views[here], int(cells[here]), []
+        shape = view.shape[: _cell_axes(view)]
+        for size in reversed(shape):
+            cell, i = divmod(cell, size)
+            index.append(i)
+        axes = view.axes[: len(shape)] or tuple(f"axis {i}" for i in range(len(shape)))
+        parts.append(Part(view.name, view.role, tuple(reversed(index)), axes))
     return tuple(parts)
 
 

@@ -1,13 +1,11 @@
-"""The sheet that every static figure is drawn on: colours, hatches, measured text, display and files.
+"""The sheet that every static figure is drawn on: boxes, measured text, display and files.
 
-Warm colours are kept for what is wrong, cool ones for layers; whatever is wrong is hatched as well, so that
-a greyscale print says the same. A sheet belongs to no pyplot: it shows once, as the value of its cell.
+A sheet belongs to no pyplot: it shows once, as the value of its cell.
 """
 
 import io
 from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path as FilePath
 
@@ -15,18 +13,11 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import PolyCollection
-from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import TextToPath
 
-HUES = ("#4477AA", "#228833", "#AA3377", "#CCBB44", "#66CCEE")
-"""One a layer, after Paul Tol's colour-blind-safe "bright" set; its red and orange are left to what is wrong."""
-
-INK, GREY, PALE = "#1A1A1A", "#5A5A5A", "#E4E4E4"
-RED, ORANGE = "#CC3311", "#EE7733"
-DATA_TINT = {"K": 0.55, "V": 0.30}
-"""How much of the layer's hue the data of each half keep; scales keep all of it."""
+from kvviz.show.palette import INK, Entry, Style
 
 BODY, TITLE, SMALL = 8.0, 10.5, 7.0
 """Text sizes in points; a figure 11 inches wide is shown 1100 pixels wide."""
@@ -48,23 +39,6 @@ RC = {
 FORMATS = ("png", "svg")
 
 
-@dataclass(frozen=True)
-class Style:
-    """How a rectangle looks: its fill, edge, hatch and the edge's width in points."""
-
-    fill: str
-    edge: str = "#FFFFFF"
-    hatch: str = ""
-    line: float = 0.6
-
-
-CONTESTED = Style(RED, INK, "/////", 0.8)
-MISPLACED = Style(ORANGE, INK, "xxx", 0.8)
-UNREACHED = Style("#FFFFFF", INK, "", 0.8)
-UNOWNED = Style(PALE, "#9A9A9A", "..", 0.0)
-OUTLINE = Style("none", INK, "", 2.0)
-
-
 def check_width(width_inches: float) -> None:
     """Raises: ValueError: the figure would be too narrow."""
     if not width_inches >= MIN_WIDTH:
@@ -78,31 +52,6 @@ def check_titles(named: Mapping[str, object], kind: type) -> None:
             raise ValueError(f"a title must be a text, and {title!r} is {type(title).__name__}: write a sentence")
         if not isinstance(shown, kind):
             raise ValueError(f"{title!r} must be the title of a {kind.__name__}, not of {type(shown).__name__}")
-
-
-def tint(colour: str, share: float) -> str:
-    """``colour`` thinned with white: ``share`` of it is left."""
-    mixed = (1 - share * (1 - part) for part in to_rgb(colour))
-    return "#" + "".join(f"{round(255 * part):02X}" for part in mixed)
-
-
-def luminance(colour: str) -> float:
-    """Relative luminance, 0 (black) to 1 (white): what is left of a colour in greyscale."""
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(colour)]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-def owned(hue: int, role: str, half: str) -> Style:
-    """The style of bytes that their owner writes: a scale in the full hue, K data lighter, V data lighter still."""
-    colour = HUES[hue % len(HUES)]
-    if role == "scale":
-        return Style(colour, tint(colour, 1.0), "", 0.0)
-    return Style(tint(colour, DATA_TINT.get(half, DATA_TINT["K"])))
-
-
-def ink_on(fill: str) -> str:
-    """Black or white, whichever reads better on ``fill``."""
-    return "#FFFFFF" if fill != "none" and luminance(fill) < 0.25 else INK
 
 
 @lru_cache(maxsize=4096)
@@ -216,19 +165,6 @@ def draw_boxes(ax: Axes, boxes: Iterable[tuple[Box, Style]]) -> None:
             PolyCollection(corners, hatch=style.hatch or None, zorder=above, clip_on=False, label=str(style), **looks),
             autolim=False,
         )
-
-
-def thin(style: Style) -> Style:
-    """The same style for rectangles so flat that an edge would hide them."""
-    return replace(style, line=0.0) if style.edge != INK else replace(style, line=0.3)
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One entry of a legend: swatches side by side, and what they mean."""
-
-    styles: tuple[Style, ...]
-    text: str
 
 
 SWATCH, LINE_INCHES, ENTRY_GAP = 0.24, 0.23, 0.28

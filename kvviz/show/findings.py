@@ -11,7 +11,7 @@ from kvviz.memory.view import View
 from kvviz.show.bytemap import ByteMap
 from kvviz.show.canvas import render
 from kvviz.show.nearby import ROW_BYTES, map_around
-from kvviz.show.pointer import POINTED, shows
+from kvviz.show.pointing import POINTED, shows
 from kvviz.show.static import figure
 from kvviz.show.text import render_text
 

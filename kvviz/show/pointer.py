@@ -1,6 +1,5 @@
 """Pointing at a finding on a drawn map: from where a scale is meant to be to where it lands, or who claims a place."""
 
-from collections import Counter
 from collections.abc import Sequence
 
 from matplotlib.axes import Axes
@@ -8,43 +7,16 @@ from matplotlib.patches import FancyArrowPatch
 from matplotlib.path import Path
 from matplotlib.patheffects import withStroke
 
-from kvviz.memory.finding import Finding, Place
+from kvviz.memory.finding import Finding
 from kvviz.show.bytemap import ByteMap
-from kvviz.show.canvas import BODY, INK, OUTLINE, Box, draw_boxes, text_inches
-
-POINTED = ("collision", "misplaced", "permuted")
-"""Kinds of findings that can be pointed at."""
+from kvviz.show.canvas import BODY, Box, draw_boxes, text_inches
+from kvviz.show.palette import INK, OUTLINE
+from kvviz.show.pointing import claim_of, inside
 
 MEANT, LANDS = "meant", "lands"
 HALO = [withStroke(linewidth=4, foreground="white")]
 SWING_INCHES = 0.34
 """How far an arrow between two places of one column swings out."""
-
-
-def shows(record: ByteMap, finding: Finding) -> bool:
-    """Whether the map was made from views that have this finding, and its window holds an end of it."""
-    if record.storage.name != finding.storage:
-        return False
-    places = finding.example if finding.kind == "collision" else finding.example[:2]
-    ends = [place for place in places if _inside(record, place)]
-    if not ends:
-        return False
-    if finding.kind == "collision":
-        return all(_writes(record, place, place) for place in ends)
-    landed, meant = places
-    if _inside(record, landed):
-        return _writes(record, landed, landed)
-    return not _writes(record, landed, meant)
-
-
-def _inside(record: ByteMap, place: Place) -> bool:
-    return record.start <= place.start_bytes < record.stop
-
-
-def _writes(record: ByteMap, who: Place, where: Place) -> bool:
-    """Whether the element ``who`` is among the writers of the byte at which ``where`` starts."""
-    writers = record.at(where.start_bytes).writers
-    return any(part.view == who.view and part.index == who.index[: len(part.index)] for part in writers)
 
 
 def point(ax: Axes, record: ByteMap, row_bytes: int, finding: Finding, per_inch: tuple[float, float]) -> list[Box]:
@@ -55,7 +27,7 @@ def point(ax: Axes, record: ByteMap, row_bytes: int, finding: Finding, per_inch:
         draw_boxes(ax, [(box, OUTLINE)])
         return _callout(ax, box, claim_of(finding, run.stop - run.start), row_bytes, per_inch)
     landed, meant = (
-        box_of(record, row_bytes, place.start_bytes, place.stop_bytes) if _inside(record, place) else None
+        box_of(record, row_bytes, place.start_bytes, place.stop_bytes) if inside(record, place) else None
         for place in finding.example[:2]
     )
     draw_boxes(ax, [(box, OUTLINE) for box in (landed, meant) if box])
@@ -71,32 +43,6 @@ def box_of(record: ByteMap, row_bytes: int, start: int, stop: int) -> Box:
     """Where bytes ``[start, stop)`` are drawn, cut at the end of the row in which they start."""
     row, left = divmod(start - record.start, row_bytes)
     return (left, min(left + stop - start, row_bytes), row, row + 1)
-
-
-def claim_of(finding: Finding, size: int) -> str:
-    """``24 layers write these 4 bytes``, and as what; ``size`` is in bytes."""
-    layers = Counter(_without_layer(view) for view in finding.views)
-    if len(layers) == 1 and "" not in layers:
-        name, count = next(iter(layers.items()))
-        return f"{count} layers write these {size} bytes, each as its {name}"
-    names = [name if count == 1 else f"the {name} of {count} layers" for name, count in _named(finding.views, layers)]
-    return f"{len(finding.views)} views write these {size} bytes: {', '.join(names)}"
-
-
-def _named(views: Sequence[str], layers: Counter) -> list[tuple[str, int]]:
-    """Names with counts: views of several layers by what they have in common, others by their own name."""
-    found = {}
-    for view in views:
-        common = _without_layer(view)
-        name = common if common and layers[common] > 1 else view
-        found[name] = found.get(name, 0) + 1
-    return list(found.items())
-
-
-def _without_layer(view: str) -> str:
-    """``K scale`` of ``layer 3 K scale``; nothing where a name has another form."""
-    words = view.split()
-    return " ".join(words[2:]) if len(words) > 2 and words[0] == "layer" and words[1].isdecimal() else ""
 
 
 def overlaps(box: Box, others: Sequence[Box]) -> bool:

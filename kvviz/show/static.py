@@ -3,7 +3,7 @@
 A rendering of :class:`~kvviz.show.bytemap.ByteMap`, as text and HTML are; it judges nothing by itself.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from matplotlib.axes import Axes
@@ -11,38 +11,30 @@ from matplotlib.figure import Figure
 
 from kvviz.memory.finding import Finding
 from kvviz.show.anatomy import cell_figure
-from kvviz.show.bytemap import STATES, ByteMap, ByteRun, Row, rows
+from kvviz.show.bytemap import ByteMap, ByteRun, Row, rows
 from kvviz.show.canvas import (
     BODY,
-    CONTESTED,
-    GREY,
-    HUES,
     LINE_INCHES,
-    MISPLACED,
     SMALL,
     TITLE,
-    UNOWNED,
-    UNREACHED,
     Box,
-    Entry,
     Sheet,
-    Style,
     check_titles,
     check_width,
     draw_boxes,
     draw_legend,
-    ink_on,
     legend_lines,
-    owned,
     save,
     settings,
     text_inches,
-    thin,
     ticks,
     wrapped,
 )
-from kvviz.show.pointer import POINTED, overlaps, point, shows
+from kvviz.show.palette import GREY, HUES, Entry, ink_on, thin
+from kvviz.show.pointer import overlaps, point
+from kvviz.show.pointing import POINTED, shows
 from kvviz.show.strips import buffer_figure
+from kvviz.show.words import alt_text, counts, entries, hues_of, style_of
 
 __all__ = ["buffer_figure", "cell_figure", "figure", "save"]
 
@@ -55,15 +47,6 @@ TITLE_INCHES, COUNTS_INCHES, TICKS_INCHES, STRIP_INCHES = 0.2, 0.2, 0.3, 0.42
 MARGIN = 0.12
 MAX_LETTERS = 1500
 """Most words that are written into runs when nobody asked for them."""
-
-WORDS = {
-    "right": "written by their owner alone",
-    "contested": "contested: two or more write here (the number says how many)",
-    "misplaced": "misplaced: written by another than its owner (L2: by layer 2; !: by another cell of its own layer)",
-    "unreached": "nobody writes here: reads find what was left",
-    "unowned": "padding: nobody's bytes",
-}
-FIXED = {"contested": CONTESTED, "misplaced": MISPLACED, "unreached": UNREACHED, "unowned": UNOWNED}
 
 
 def figure(
@@ -98,7 +81,7 @@ def figure(
     check_width(width_inches)
     with settings():
         plan = _Plan.of(named, row_bytes, finding, width_inches)
-        sheet = Sheet(width_inches, plan.height, _alt_text(named, finding))
+        sheet = Sheet(width_inches, plan.height, alt_text(named, finding))
         top = MARGIN
         for panel in plan.panels:
             ax = _draw_panel(sheet, plan, panel, top, letters)
@@ -191,100 +174,19 @@ class _Plan:
             )
             for title, record in named.items()
         )
-        hues = _hues(named.values())
-        return cls(panels, row_bytes, hues, legend_lines(_entries(named.values(), hues), width - left), left, inner)
+        hues = hues_of(named.values())
+        return cls(panels, row_bytes, hues, legend_lines(entries(named.values(), hues), width - left), left, inner)
 
     @property
     def height(self) -> float:
         return MARGIN + sum(p.inches for p in self.panels) + 0.14 + LINE_INCHES * len(self.legend) + MARGIN
 
 
-def _hue_key(part) -> int | str:
-    return part.view if part.layer is None else part.layer
-
-
-def _hues(records: Iterable[ByteMap]) -> dict[int | str, int]:
-    """Hue number of each layer (its own number), or of each view that names no layer (in order of appearance)."""
-    owners = [run.owner for record in records for run in record.runs if run.owner]
-    keys = dict.fromkeys(_hue_key(part) for part in owners)
-    others = [key for key in keys if isinstance(key, str)]
-    return {key: others.index(key) if isinstance(key, str) else key for key in keys}
-
-
-def style_of(run: ByteRun, hues: Mapping[int | str, int]) -> Style:
-    """How a run is drawn: by its state, or where all is right by its owner."""
-    if run.state in FIXED:
-        return FIXED[run.state]
-    return owned(hues[_hue_key(run.owner)], run.owner.role, run.owner.half)
-
-
-def _entries(records: Iterable[ByteMap], hues: Mapping[int | str, int]) -> list[Entry]:
-    """The legend: the hues that occur with what each shade is, then the states that occur."""
-    runs = [run for record in records for run in record.runs]
-    shades: dict[int, set[tuple[str, str]]] = {}
-    for run in runs:
-        if run.state == "right":
-            hue = hues[_hue_key(run.owner)] % len(HUES)
-            shades.setdefault(hue, set()).add((run.owner.role, run.owner.half))
-    entries = []
-    for hue, found in sorted(shades.items()):
-        ordered = sorted(found, key=lambda shade: (shade[0] == "scale", shade))
-        styles = tuple(dict.fromkeys(owned(hue, *shade) for shade in ordered))
-        what = "" if entries else f": {', '.join(dict.fromkeys(_shade(*shade) for shade in ordered))}"
-        entries.append(Entry(styles, _who([key for key, n in hues.items() if n % len(HUES) == hue]) + what))
-    states = {run.state for run in runs} & set(FIXED)
-    return entries + [Entry((FIXED[state],), WORDS[state]) for state in STATES if state in states]
-
-
-def _shade(role: str, half: str) -> str:
-    return "scale" if role == "scale" else f"{half} {role}".strip()
-
-
-def _who(keys: list[int | str]) -> str:
-    layers = sorted(key for key in keys if isinstance(key, int))
-    if len(layers) > 1:
-        return f"layers {', '.join(map(str, layers[:3]))}{', …' if len(layers) > 3 else ''}"
-    return ", ".join(f"layer {key}" if isinstance(key, int) else key for key in keys)
-
-
-def _alt_text(named: Mapping[str, ByteMap], finding: Finding | None) -> str:
-    parts = [
-        f"Byte map{'s' * (len(named) > 1)} of {' and '.join(dict.fromkeys(r.storage.name for r in named.values()))}."
-    ]
-    for title, record in named.items():
-        parts.append(f"{title.rstrip('.')}: {_counts(record)}.")
-    return " ".join(parts if finding is None else [*parts, _pointed_at(named, finding)])
-
-
-def _pointed_at(named: Mapping[str, ByteMap], finding: Finding) -> str:
-    first, meant = finding.example[0], finding.example[:2][-1]
-    if not any(shows(record, finding) for record in named.values()):
-        return f"The finding's first place, bytes [{first.start_bytes}, {first.stop_bytes}), is not on these maps."
-    if finding.kind == "collision":
-        told = f"{len(finding.example)} views claim bytes [{first.start_bytes}, {first.stop_bytes}), {first.text} first"
-    else:
-        told = (
-            f"{first.text} is meant at bytes [{meant.start_bytes}, {meant.stop_bytes}) "
-            f"and lands at bytes [{first.start_bytes}, {first.stop_bytes})"
-        )
-    return f"Pointed at: {told}."
-
-
-def _counts(record: ByteMap) -> str:
-    """All bytes of a map by state, in words."""
-    names = {"unreached": "written by nobody", "unowned": "padding"}
-    counts = [(n, names.get(state, state)) for state in STATES if (n := record.count(state))]
-    size = record.stop - record.start
-    if len(counts) == 1:
-        return f"all {size} bytes {counts[0][1]}"
-    return f"{size} bytes: {', '.join(f'{n} {name}' for n, name in counts)}"
-
-
 def _draw_panel(sheet: Sheet, plan: _Plan, panel: _Panel, top: float, letters: bool | None) -> Axes:
     for number, line in enumerate(panel.title):
         sheet.write(plan.left, top + TITLE_INCHES * (number + 0.5), line, TITLE, weight="bold")
-    counts = _counts(panel.record)
-    sheet.write(plan.left, top + panel.head_inches - COUNTS_INCHES / 2 - 0.02, counts, BODY, color=GREY)
+    told = counts(panel.record)
+    sheet.write(plan.left, top + panel.head_inches - COUNTS_INCHES / 2 - 0.02, told, BODY, color=GREY)
     ax = sheet.panel(plan.left, top + panel.head_inches, plan.width, panel.body_inches)
     ax.set(xlim=(0, plan.row_bytes), ylim=(len(panel.rows), -panel.strip_inches / panel.row_inches))
     _draw_axis(ax, plan, panel)

@@ -15,27 +15,19 @@ from matplotlib.figure import Figure
 from kvviz.memory.buffers import KVCache
 from kvviz.show.canvas import (
     BODY,
-    DATA_TINT,
-    GREY,
-    HUES,
-    INK,
-    OUTLINE,
     SMALL,
     TITLE,
-    UNOWNED,
     Box,
     Sheet,
-    Style,
     check_titles,
     check_width,
     draw_boxes,
     settings,
     text_inches,
-    thin,
     ticks,
-    tint,
     wrapped,
 )
+from kvviz.show.palette import DATA_TINT, GREY, HUES, INK, OUTLINE, UNOWNED, Style, thin, tint
 
 WIDTH, MARGIN, RIGHT = 11.0, 0.12, 0.75
 STRIP_INCHES, BRACKET_INCHES, STRIP_GAP = 0.28, 0.2, 0.08

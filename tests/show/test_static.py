@@ -22,9 +22,11 @@ from kvviz.memory.view import Storage, View
 from kvviz.show import static
 from kvviz.show.anatomy import cell_parts
 from kvviz.show.bytemap import byte_map, rows
-from kvviz.show.canvas import CONTESTED, HUES, MISPLACED, OUTLINE, UNOWNED, UNREACHED, luminance, owned, render, ticks
-from kvviz.show.static import GAP, style_of
+from kvviz.show.canvas import render, ticks
+from kvviz.show.palette import CONTESTED, HUES, MISPLACED, OUTLINE, UNOWNED, UNREACHED, luminance, owned
+from kvviz.show.static import GAP
 from kvviz.show.strips import pieces, stripes
+from kvviz.show.words import style_of
 
 INT8 = "int8_per_token_head"
 SPEC = CacheSpec(4, 4, 2, 2, 16, INT8)
