@@ -3,7 +3,6 @@
 import http.server
 import os
 import re
-import shutil
 import sys
 import threading
 import time
@@ -380,29 +379,6 @@ class TestRuns:
         assert (out / "02_b.html").read_text() == "earlier"
         assert "not part of this run; its page is of an earlier one" in (out / "index.html").read_text(encoding="utf-8")
         assert 'href="02_b.html" rel="next"' in (out / "01_a.html").read_text(encoding="utf-8")
-
-
-def browser_missing(reason: str) -> None:
-    """Skip, or fail where ``KVVIZ_REQUIRE_BROWSER=1`` says that there must be a browser."""
-    if os.environ.get("KVVIZ_REQUIRE_BROWSER") == "1":
-        pytest.fail(f"KVVIZ_REQUIRE_BROWSER=1, and {reason}")
-    pytest.skip(reason)
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator:
-    try:
-        from playwright.sync_api import sync_playwright
-    except ImportError:
-        browser_missing("the package playwright is not installed")
-    executable = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if executable is None:
-        browser_missing("there is no chromium on the PATH")
-    options = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
-    with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=executable, args=options)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from kvviz.memory.extents import Lane, Pattern, TooMuchWorkError, byte_lanes
 from kvviz.memory.view import View
 from kvviz.show.bytemap import ByteMap
 
-COLUMNS = 512
+COLUMNS = 200
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 import math
 import struct
 from collections.abc import Iterable, Mapping
+from decimal import ROUND_HALF_UP, Context, Decimal
 
 from kvviz.memory.finding import Finding
 from kvviz.memory.view import View
@@ -198,7 +199,8 @@ def number(value: float) -> str:
         return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
     if value == int(value) and abs(value) < 1e6:
         return str(int(value))
+    exact = Decimal(value)  # ties are rounded up, as JavaScript rounds them
     if 1e-3 <= abs(value) < 1e6:
-        return f"{value:.6f}"
-    digits, exponent = f"{value:.5e}".split("e")
+        return f"{exact.quantize(Decimal('1e-6'), ROUND_HALF_UP)}"
+    digits, exponent = f"{Context(prec=6, rounding=ROUND_HALF_UP).create_decimal(exact):.5e}".split("e")
     return f"{digits}e{int(exponent)}"

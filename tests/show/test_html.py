@@ -1,0 +1,251 @@
+"""The interactive map: the same as text, figure and record, byte for byte; small, repeatable and harmless."""
+
+import base64
+import io
+import json
+import re
+import time
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from kvviz.memory.audit import audit_scales
+from kvviz.memory.buffers import allocate
+from kvviz.memory.spec import CacheSpec
+from kvviz.memory.view import Storage, View
+from kvviz.show.bytemap import STATES, byte_map
+from kvviz.show.html import MapView, clipped
+from kvviz.show.overview import overview
+from kvviz.show.palette import FIXED, HUES, rgb
+from kvviz.show.text import letter
+from kvviz.show.words import describe, hues_of, style_of
+
+EVERY = "n => {{ const m = document.querySelector('canvas').kvviz; return [...Array(n).keys()].map(m.{}) }}"
+"""What the map says of each of its first n bytes."""
+
+MODES = ("int8_per_token_head", "fp8_per_token_head", "int4_per_token_head")
+
+
+def story(mode: str = MODES[0], carve: str = "shape", layout: str = "cross-layer NHD", layers: int = 3, **more):
+    """A small cache full of random bytes, as a map with values, and what the audit finds."""
+    spec = CacheSpec(layers, 3, 2, 2, 16, mode, **more)
+    cache = allocate(spec, layout, "cpu")
+    torch.manual_seed(3)
+    cache.storages[0].copy_(torch.randint(0, 256, cache.storages[0].shape, dtype=torch.uint8))
+    claims = cache.claims(cache.carve_scales(carve))
+    record = byte_map(cache.owners(), claims, values=cache.storages[0], kv_cache_dtype=mode)
+    return spec, record, audit_scales(cache.owners(), claims)
+
+
+def odd_views() -> list[View]:
+    """Negative and zero strides, elements that meet, padding, several claimants, other itemsizes."""
+    heap = Storage("heap", 600)
+    return [
+        View("backwards", heap, (5, 4), (-20, 3), 100, 2, ("block", "token")),
+        View("repeated", heap, (3, 4, 2), (40, 0, 5), 70, 4, ("block", "head", "x")),
+        View("itself", heap, (6, 6), (7, 5), 300, 4),
+        View("cells", heap, (4, 8), (32, 1), 400, 1, ("block", "byte")),
+        View("gaps", heap, (4, 8), (32, 2), 410, 1, ("block", "byte"), "scale"),
+        View("empty", heap, (0, 8), (32, 2), 0, 1),
+        View("lone", heap, (), (), 7, 8),
+    ]
+
+
+def data_of(html: str) -> dict:
+    """What the script is given."""
+    return json.loads(re.search(r"const DATA = (\{.*?\});\n", html).group(1))
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("carve", ["shape", "strides"])
+def test_the_script_says_of_every_byte_what_the_record_says(opened, mode, carve):
+    spec, record, _ = story(mode, carve)
+    page = opened(MapView(record, row_bytes=spec.page_size_bytes).html)
+    told = page.evaluate(EVERY.format("describe"), record.stop)
+    assert [tuple(lines) for lines in told] == [describe(record, byte) for byte in range(record.stop)]
+
+
+@pytest.mark.browser
+def test_the_script_paints_what_the_record_says_of_odd_views_too(opened):
+    views = odd_views()
+    for owners, claims in ((views, ()), (views[:4], [View("cells", views[0].storage, (4, 8), (32, 1), 420, 1)])):
+        record = byte_map(owners, claims)
+        page = opened(MapView(record, row_bytes=50).html)
+        expected = [run.state for run in record.runs for _ in range(run.stop - run.start)]
+        assert page.evaluate("n => document.querySelector('canvas').kvviz.painted(0, n)", record.stop) == expected
+        assert page.evaluate(EVERY.format("state"), record.stop) == expected
+        told = page.evaluate(EVERY.format("describe"), record.stop)
+        assert [tuple(lines) for lines in told] == [describe(record, byte) for byte in range(record.stop)]
+    assert {run.state for run in byte_map(views).runs} >= {"right", "contested", "unowned"}
+
+
+@pytest.mark.parametrize("carve", ["shape", "strides"])
+def test_the_picture_shows_the_state_of_every_byte(carve):
+    spec, record, _ = story(carve=carve)
+    html = MapView(record, row_bytes=64).html
+    source = base64.b64decode(re.search(r'src="data:image/png;base64,([^"]+)"', html).group(1))
+    pixels = np.asarray(Image.open(io.BytesIO(source)).convert("RGB"))
+    scale, height = pixels.shape[1] // 64, pixels.shape[0] // (record.stop // 64)
+    hues = hues_of([record])
+    for run in record.runs:
+        for byte in range(run.start, run.stop):
+            row, column = divmod(byte, 64)
+            cell = pixels[row * height : row * height + height - 1, column * scale : (column + 1) * scale]
+            assert (cell == rgb(style_of(run, hues).fill)).all(axis=2).mean() > 0.5, (byte, run)
+
+
+def test_text_figure_and_html_count_alike():
+    spec, record, _ = story()
+    view = MapView({"a title": record}, row_bytes=64)
+    strips = "".join(re.findall(r"\|(.*?)\|", view.text))
+    marks = {letter(run): run.state for run in record.runs}
+    for state in STATES:
+        assert sum(marks[mark] == state for mark in strips) == record.count(state)
+    told = re.search(r'kvviz-counts">(.*?)<', view.html).group(1)
+    for state, word in (("contested", "contested"), ("unreached", "written by nobody"), ("right", "right")):
+        assert f"{record.count(state)} {word}" in told and f"{record.count(state)} {word}" in view.alt_text
+
+
+def test_the_same_record_gives_the_same_bytes_and_no_ids_or_addresses():
+    spec, record, result = story()
+    views = [MapView(record, row_bytes=64, finding=result.findings[0]).html for _ in range(2)]
+    assert views[0] == views[1]
+    assert not re.search(r"""\bid=|https?:|src="(?!data:)|\burl\(|@import""", views[0])
+
+
+def test_sizes_are_those_of_a_notebook():
+    spec = CacheSpec(4, 8, 8, 4, 60, "int8_per_token_head")
+    cache = allocate(spec, "cross-layer NHD", "cpu")
+    assert spec.page_size_bytes * 32 == 1 << 17
+    cache.storages[0].copy_(torch.randint(0, 256, (1 << 17,), dtype=torch.uint8))
+    claims = cache.claims(cache.carve_scales("shape"))
+    shown = dict(window=(0, 1 << 16), kv_cache_dtype=spec.kv_cache_dtype)
+    with_values = byte_map(cache.owners(), claims, values=cache.storages[0], **shown)
+    bare = len(MapView(byte_map(cache.owners(), claims, **shown), row_bytes=1024).html)
+    one = len(MapView(with_values, row_bytes=1024).html)
+    two = len(MapView({"a": with_values, "b": with_values}, row_bytes=1024).html)
+    print(f"64 KiB: {one / 1024:.0f} KiB with values, {bare / 1024:.0f} without, {two / 1024:.0f} for two")
+    assert one <= 130 * 1024 and two - one <= 100 * 1024
+
+
+def test_forty_gibibytes_are_a_small_page_made_at_once():
+    spec = CacheSpec(28, 50_269, 16, 8, 128, "fp8_per_token_head")
+    cache = allocate(spec, "cross-layer NHD", "meta")
+    owners, claims = cache.owners(), cache.claims(cache.carve_scales("shape"))
+    start = time.process_time()
+    record = byte_map(owners, claims, window=(1 << 35, (1 << 35) + 65_536))
+    html = MapView(record, row_bytes=2112).html
+    print(f"{record.storage.nbytes / 2**30:.1f} GiB: {time.process_time() - start:.2f} s, {len(html) / 1024:.0f} KiB")
+    assert len(html) <= 150 * 1024 and "Geometry only" in html
+    strip = data_of(html)["maps"][0]["strip"]
+    assert sum(column[0] for column in strip) == sum(view.num_elements * view.itemsize for view in owners)
+    assert sum(column[1] for column in strip) == sum(view.num_elements * view.itemsize for view in record.writers)
+
+
+@pytest.mark.parametrize("layout", ["NHD", "cross-layer NHD", "BLHNC", "LBNHC"])
+@pytest.mark.parametrize("columns", [1, 37, 512])
+def test_the_overview_counts_every_byte(layout, columns):
+    spec = CacheSpec(3, 4, 4, 2, 16, "int8_per_token_head")
+    cache = allocate(spec, layout, "meta")
+    storage = cache.storage_of(1)
+    record = byte_map(cache.owners(), cache.claims(cache.carve_scales("strides")), storage=storage)
+    found = overview(record, columns)
+    assert [c.start for c in found[1:]] == [c.stop for c in found[:-1]] and found[-1].stop == storage.nbytes
+    for column in found:
+        for views, count in ((record.owners, column.owned), (record.writers, column.written)):
+            claimed = np.concatenate([view.all_bytes for view in views])
+            assert ((claimed >= column.start) & (claimed < column.stop)).sum() == count
+
+
+def test_the_overview_of_odd_views():
+    record = byte_map(odd_views())
+    for column in overview(record, 60):
+        claimed = np.concatenate([view.all_bytes for view in record.owners if view.num_elements])
+        assert ((claimed >= column.start) & (claimed < column.stop)).sum() == column.owned
+
+
+HOSTILE = [
+    "<script>alert(1)</script>",
+    "\"quoted\" 'and' `ticked` ${x}",
+    "two\nlines\r\x00",
+    "\u202eright to left\u202c \u05e9\u05dc\u05d5\u05dd",
+    "</script><img src=x onerror=alert(2)>",
+    "x" * 10_000,
+]
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("name", HOSTILE)
+def test_names_are_shown_as_text(opened, name):
+    storage = Storage(name, 256)
+    views = [View(name, storage, (4, 16), (32, 1), 0, 1, (name, "byte"), name), View("b", storage, (4,), (32,), 8)]
+    view = MapView({name: byte_map(views, values=np.arange(256, dtype=np.uint8))}, row_bytes=64)
+    assert len(view.html) < 80_000
+    page = opened(view.html)
+    assert page.locator("script").count() == 1 and page.locator("img").count() == 1
+    assert not page.dialogs and not page.errors and all(url.startswith("data:") for url in page.asked)
+    assert page.locator(".kvviz-title").inner_text() == clipped(name).replace("  ", " ").strip()
+    assert clipped(name)[:20] in page.evaluate("document.querySelector('canvas').kvviz.describe(3)")[1]
+
+
+def test_more_layers_than_colours_are_told_apart_by_name():
+    spec, record, _ = story(layers=len(HUES) + 2)
+    html = MapView(record, row_bytes=spec.page_size_bytes).html
+    assert "layers 0, 5" in html and "layers 1, 6" in html
+    assert {view["key"] for view in data_of(html)["maps"][0]["owners"]} == set(range(len(HUES) + 2))
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda m: MapView({}, row_bytes=8), "there is no map to show"),
+        (lambda m: MapView({"a": 3}, row_bytes=8), "stand for a ByteMap, not 'a' for int"),
+        (lambda m: MapView(m, row_bytes=0), "row_bytes must be at least 1, not 0"),
+        (
+            lambda m: MapView({"a": m, "b": m}, row_bytes=8, frames=[("x", b"")]),
+            "one map step by step, and 2 are given",
+        ),
+        (lambda m: MapView(m, row_bytes=8, frames=[("x", b"12")]), "frame 'x' has 2 bytes and the map's window"),
+    ],
+)
+def test_what_cannot_be_shown_is_refused_with_a_sentence(call, said):
+    with pytest.raises(ValueError, match=said):
+        call(story()[1])
+
+
+def test_frames_are_differences_and_add_up():
+    spec, record, _ = story()
+    first = bytearray(record.values)
+    first[10:14], first[100] = b"\x01\x02\x03\x04", first[100] ^ 255
+    second = bytearray(first)
+    second[500] ^= 1
+    frames = [("layer 0 writes", bytes(first)), ("layer 1 writes", bytes(second))]
+    (data,) = data_of(MapView(record, row_bytes=64, frames=frames).html)["maps"]
+    plane = bytearray(record.values)
+    for (title, changes), (given, after) in zip(data["frames"], frames, strict=True):
+        for at, text in changes:
+            piece = base64.b64decode(text)
+            plane[at : at + len(piece)] = piece
+        assert (title, bytes(plane)) == (given, after)
+    assert sum(len(text) for _, changes in data["frames"] for _, text in changes) < 40
+
+
+def test_the_bundle_holds_text_always_and_a_picture_on_request():
+    spec, record, result = story()
+    data, _ = MapView(record, row_bytes=64)._repr_mimebundle_()
+    assert set(data) == {"text/plain", "text/html"} and "contested" in data["text/plain"]
+    for bundle in (
+        MapView(record, row_bytes=64, finding=result.findings[0], png=True)._repr_mimebundle_(),
+        MapView(record, row_bytes=64)._repr_mimebundle_(include={"image/png"}),
+    ):
+        assert bundle[0]["image/png"].startswith(b"\x89PNG") and "contested" in bundle[1]["image/png"]["alt"]
+
+
+def test_every_state_has_a_swatch_that_lights_it():
+    spec, record, _ = story()
+    html = MapView(record, row_bytes=64).html
+    keys = re.findall(r'<li data-kvviz="(.*?)"', html)
+    assert keys == ["hue 0", "hue 1", "hue 2", "contested", "unreached"] and set(FIXED) >= set(keys[3:])
