@@ -26,7 +26,10 @@ from kvviz.show.words import MOST_WRITERS, alt_text, counts, entries, hues_of
 MAX_BYTES = 1 << 53
 """Addresses that the browser's numbers hold exactly."""
 
-STRINGS_OR_BLANKS = r"""("[^"]*"|'[^']*'|`[^`]*`)|\s*([,;{}()?]|=>|===?|!==|&&|\|\|)\s*"""
+STRINGS_OR_BLANKS = {
+    "js": r"""("[^"]*"|'[^']*'|`[^`]*`)|\s*([-+*/<>=!&|,;:?{}()\[\]]+)\s*""",
+    "css": r"""("[^"]*")|\s*([,;{}])\s*""",
+}
 """What is kept of a line of script or style as it is, or the punctuation whose blanks are left out."""
 
 MOST_LETTERS = 160
@@ -127,8 +130,6 @@ class MapView:
         return f'<div class="kvviz-note">{escape(clipped(told, 400))}</div>'
 
     def _data(self, record: ByteMap, hues: Mapping) -> dict:
-        places = {view.name: n for n, view in enumerate(record.owners)}
-        same = {view: places[view.name] for view in record.writers if view in record.owners}
         finding = self.finding if self.finding and shows(record, self.finding) else None
         return {
             "name": clipped(record.storage.name),
@@ -137,8 +138,7 @@ class MapView:
             "stop": record.stop,
             "row": self.row_bytes,
             "mode": record.kv_cache_dtype,
-            "owners": [_view(view, hues) for view in record.owners],
-            "writers": [same[view] if view in same else _view(view, hues) for view in record.writers],
+            **_views(record, hues),
             "values": None if record.values is None else _base64(record.values),
             "before": "before",
             "frames": _frames(record, self.frames),
@@ -204,21 +204,35 @@ def _key(view: View) -> int | str:
     return int(words[1]) if len(words) > 1 and words[0] == "layer" and words[1].isdecimal() else view.name
 
 
-def _view(view: View, hues: Mapping) -> dict:
-    half = next((word for word in view.name.split() if word in ("K", "V")), "")
-    key = _key(view)
-    return {
-        "name": clipped(view.name),
-        "key": key if isinstance(key, int) else clipped(key),
-        "hue": hues[key],
-        "role": view.role if view.role in ("data", "scale") else clipped(view.role),
-        "half": half,
-        "shape": view.shape,
-        "stride": [step * view.itemsize for step in view.stride],
-        "offset": view.offset * view.itemsize,
-        "itemsize": view.itemsize,
-        "axes": [clipped(axis) for axis in view.axes],
-    }
+def _views(record: ByteMap, hues: Mapping) -> dict:
+    """Owners and writers for the script; a writer that is an owner by its number, and forms that views share once."""
+    forms: dict[str, int] = {}
+
+    def shown(view: View) -> dict:
+        half = next((word for word in view.name.split() if word in ("K", "V")), "")
+        form = {
+            "role": clipped(view.role),
+            "half": half,
+            "shape": view.shape,
+            "stride": [step * view.itemsize for step in view.stride],
+            "itemsize": view.itemsize,
+            "axes": [clipped(axis) for axis in view.axes],
+        }
+        key = _key(view)
+        layer = {"layer": key} if isinstance(key, int) else {}
+        number = forms.setdefault(_json(form), len(forms))
+        return {
+            "name": clipped(view.name),
+            "form": number,
+            "offset": view.offset * view.itemsize,
+            "hue": hues[key],
+            **layer,
+        }
+
+    numbers = {view: n for n, view in enumerate(record.owners)}
+    owners = [shown(view) for view in record.owners]
+    writers = [numbers[view] if view in numbers else shown(view) for view in record.writers]
+    return {"owners": owners, "writers": writers, "forms": [json.loads(form) for form in forms]}
 
 
 def _strip(record: ByteMap) -> list[tuple[int, int, int]]:
@@ -305,4 +319,6 @@ def _asset(name: str) -> str:
     text = files("kvviz.show").joinpath("assets", name).read_text(encoding="utf-8")
     lines = (line.strip() for line in text.splitlines())
     lines = (re.sub(r"\s+// .*$", "", line) for line in lines if line and not line.startswith("//"))
-    return "\n".join(re.sub(STRINGS_OR_BLANKS, lambda found: found[1] or found[2], line) for line in lines)
+    kept = STRINGS_OR_BLANKS[name.rpartition(".")[2]]
+    lines = (re.sub(kept, lambda found: found[1] or found[2], line) for line in lines)
+    return re.sub(r"(?<=[{,;])\n", "", "\n".join(lines))

@@ -15,7 +15,8 @@
   // ---- geometry ----------------------------------------------------------------------------------------------
 
   // A view as it is visited: axes by step, the longest first; a trailing axis named "byte" runs inside a cell.
-  function prepared(v) {
+  function prepared(given, forms) {
+    const v = { ...forms[given.form], ...given };
     const inner = v.axes.length && v.axes[v.axes.length - 1] === "byte" ? 1 : 0;
     const outer = v.shape.length - inner;
     let cell = 1, width = v.itemsize, low = v.offset, number = 0;
@@ -32,7 +33,8 @@
     const reach = [0];
     for (let k = dims.length - 1; k >= 0; k--) reach.unshift(reach[0] + dims[k][0] * (dims[k][1] - 1));
     const empty = v.shape.some((size) => size === 0);
-    return Object.assign(v, { outer, inner, width, low, number, dims, reach, empty });
+    const key = "layer" in v ? v.layer : v.name;
+    return Object.assign(v, { outer, inner, width, low, number, dims, reach, empty, key });
   }
 
   // Calls visit(first byte, cell number) for every stretch of the view that reaches into [a, b).
@@ -228,8 +230,8 @@
     constructor(data, node, group) {
       Object.assign(this, data);
       this.node = node; this.group = group;
-      this.owners = data.owners.map(prepared);
-      this.writers = data.writers.map((view) => typeof view === "number" ? this.owners[view] : prepared(view));
+      this.owners = data.owners.map((view) => prepared(view, data.forms));
+      this.writers = data.writers.map((view) => typeof view === "number" ? this.owners[view] : prepared(view, data.forms));
       this.frame = 0; this.planes = [data.values === null ? null : decode64(data.values)];
       for (const [, changes] of data.frames) this.planes.push(changed(this.planes[this.planes.length - 1], changes));
       this.anchor = this.start % this.row;
