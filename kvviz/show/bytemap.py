@@ -4,7 +4,7 @@ A record, made from views and optionally from the live buffer. Text and figures 
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -131,6 +131,8 @@ def byte_map(
         ValueError: no views, views of several storages, or a window outside the storage or too large.
     """
     storage = storage if storage is not None else _one_storage([*owners, *claims])
+    if not storage.nbytes:
+        raise ValueError(f"{storage.name} has no bytes: there is nothing to map")
     start, stop = window if window is not None else (0, storage.nbytes)
     if not 0 <= start < stop <= storage.nbytes:
         raise ValueError(f"the window [{start}, {stop}) must lie in {storage.name} of {storage.nbytes} bytes")
@@ -150,6 +152,38 @@ def byte_map(
     )
     read = _read(values, storage, start, stop)
     return ByteMap(storage, start, stop, runs, read, tuple(owners), tuple(writers), kv_cache_dtype)
+
+
+def byte_maps(
+    owners: Sequence[View],
+    claims: Sequence[View] = (),
+    *,
+    most_bytes: int = MAX_WINDOW_BYTES,
+    values: Mapping[str, object] | None = None,
+    kv_cache_dtype: str | None = None,
+) -> dict[str, ByteMap]:
+    """A map for each storage that the views lie in, by its name: its first ``most_bytes`` bytes.
+
+    Args:
+        values: the bytes of storages, by name.
+
+    Raises:
+        ValueError: no views, or storages without bytes only.
+    """
+    storages = {view.storage: None for view in (*owners, *claims) if view.storage.nbytes}
+    if not storages:
+        raise ValueError(f"there is nothing to map: {len(owners) + len(claims)} views and no storage with a byte")
+    return {
+        storage.name: byte_map(
+            owners,
+            claims,
+            window=(0, min(storage.nbytes, most_bytes)),
+            storage=storage,
+            values=(values or {}).get(storage.name),
+            kv_cache_dtype=kv_cache_dtype,
+        )
+        for storage in storages
+    }
 
 
 def claimed_bytes(view: View, start: int, stop: int) -> np.ndarray:
@@ -265,6 +299,11 @@ def _read(values, storage: Storage, start: int, stop: int) -> bytes | None:
         return None
     if len(values) != storage.nbytes:
         raise ValueError(f"values has {len(values)} bytes and {storage.name} has {storage.nbytes}")
+    held = values.untyped_storage().nbytes() if hasattr(values, "untyped_storage") else len(values)
+    if held < storage.nbytes:
+        raise ValueError(
+            f"{storage.name} was freed: {held} of its {storage.nbytes} bytes are left; map it without values"
+        )
     window = values[start:stop]
     return bytes(window.cpu().numpy() if hasattr(window, "cpu") else np.asarray(window, np.uint8))
 

@@ -17,7 +17,7 @@ from kvviz.memory.finding import Finding
 from kvviz.memory.view import View
 from kvviz.show.bytemap import ByteMap
 from kvviz.show.overview import overview
-from kvviz.show.palette import DATA_TINT, FIXED, HUES, ORANGE, RED, Entry, Style, tint
+from kvviz.show.palette import DATA_TINT, FIXED, HUES, ORANGE, RED, UNREACHED, Entry, Style, tint
 from kvviz.show.picture import picture
 from kvviz.show.pointing import POINTED, claim_of, shows
 from kvviz.show.text import render_text
@@ -108,12 +108,12 @@ class MapView:
         whole = -(-(record.stop - record.start) // self.row_bytes)
         cut = f" The picture shows the first {rows} of {whole} rows." if rows < whole else ""
         geometry = "" if record.values is not None else " Geometry only: the bytes' values are not known."
-        window = f"{clipped(record.storage.name)}: bytes [{record.start}, {record.stop}) of {record.storage.nbytes}."
+        window = f"{clipped(record.storage.name)}: bytes [{record.start}, {record.stop}) of {record.storage.nbytes}; "
         alt = alt_text({title: record}, self.finding if self.finding and shows(record, self.finding) else None)
         source = base64.b64encode(png).decode("ascii")
         return (
             f'<div class="kvviz-map"><div class="kvviz-title">{escape(clipped(title))}</div>'
-            f'<div class="kvviz-counts">{escape(f"{window} {counts(record)}.{geometry}{cut}")}</div>'
+            f'<div class="kvviz-counts">{escape(f"{window}{counts(record)}.{geometry}{cut}")}</div>'
             f'{self._callout(record)}<div class="kvviz-stage"><img alt="{escape(clipped(alt, 2000))}" '
             f'src="data:image/png;base64,{source}"></div>{_legend(entries([record], hues))}</div>'
         )
@@ -276,7 +276,7 @@ def _legend(shown: Sequence[Entry]) -> str:
     items = []
     for entry in shown:
         state = next((state for state, style in FIXED.items() if entry.styles == (style,)), None)
-        key = state or f"hue {HUES.index(_hue(entry.styles))}"
+        key = state or f"hue {HUES.index(SHADES[entry.styles[0].fill][0])}"
         swatches = "".join(
             f'<span class="kvviz-swatch" style="background:{_css(style)}"></span>' for style in entry.styles
         )
@@ -284,17 +284,21 @@ def _legend(shown: Sequence[Entry]) -> str:
     return f'<ul class="kvviz-legend">{"".join(items)}</ul>'
 
 
-def _hue(styles: Sequence[Style]) -> str:
-    """The pure hue of an entry, whose shades are thinned with white."""
-    shades = {tint(hue, share): hue for hue in HUES for share in (1.0, *DATA_TINT.values())}
-    return shades[styles[0].fill]
+SHADES = {tint(hue, share): (hue, share) for hue in HUES for share in (1.0, *DATA_TINT.values())}
+"""The pure hue of each shade, and how much of it is left."""
 
 
 def _css(style: Style) -> str:
+    """A swatch's background: thinned with the page's own colour where the browser can, else with white."""
     lines = {"/////": "135deg", "xxx": "45deg"}.get(style.hatch)
-    if lines is None:
-        return style.fill
-    return f"repeating-linear-gradient({lines},{style.fill} 0 3px,#3a3a3a 3px 4px)"
+    if lines:
+        return f"background:repeating-linear-gradient({lines},{style.fill} 0 3px,#3a3a3a 3px 4px)"
+    if style == UNREACHED:
+        return "background:var(--kvviz-paper)"
+    if style.fill not in SHADES:
+        return "background:color-mix(in srgb,#969696 28%,var(--kvviz-paper))"
+    hue, share = SHADES[style.fill]
+    return f"background:{style.fill};background:color-mix(in srgb,{hue} {share:.0%},var(--kvviz-paper))"
 
 
 def clipped(text: str, most: int = MOST_LETTERS) -> str:
