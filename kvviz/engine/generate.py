@@ -1,5 +1,6 @@
 """Greedy generation over a KV cache: the paged one through the kernels, or a plain one as the reference."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -128,26 +129,49 @@ def generate(
     max_new_tokens: int,
     *,
     chunk: int | None = None,
+    num_computed_tokens: int = 0,
 ) -> Generation:
     """Prefill ``prompt``, then decode greedily until the stop token or ``max_new_tokens``.
 
     Args:
         chunk: prefill this many tokens a forward pass; default all at once.
+        num_computed_tokens: tokens of the prompt whose K and V the backend's blocks hold already.
 
     Raises:
-        ValueError: an empty prompt, or one that with its answer does not fit the backend's blocks.
+        ValueError: an empty prompt, one that with its answer does not fit the backend's blocks, or nothing of it
+            left to compute.
     """
+    steps = list(tokens(model, backend, prompt, max_new_tokens, chunk=chunk, num_computed_tokens=num_computed_tokens))
+    answer = [token for token, _ in steps]
+    return Generation(tuple(answer), model.decode(answer), tuple(margin for _, margin in steps))
+
+
+def tokens(
+    model: LanguageModel,
+    backend: PagedBackend | PlainBackend,
+    prompt: list[int],
+    max_new_tokens: int,
+    *,
+    chunk: int | None = None,
+    num_computed_tokens: int = 0,
+) -> Iterator[tuple[int, float]]:
+    """Token after token what :func:`generate` gives, each with its margin; other requests may run in between."""
     if not prompt or max_new_tokens < 1:
         raise ValueError(f"nothing to do: a prompt of {len(prompt)} tokens and {max_new_tokens} new tokens")
     if chunk is not None and chunk < 1:
         raise ValueError(f"chunk is the number of tokens of a forward pass, at least 1, not {chunk}")
+    if not 0 <= num_computed_tokens < len(prompt):
+        raise ValueError(
+            f"{num_computed_tokens} of the prompt's {len(prompt)} tokens are said to be computed: at least the last "
+            f"one must be left, since its logits are the first answer"
+        )
     if len(prompt) + max_new_tokens > backend.max_tokens:
         raise ValueError(
             f"the prompt has {len(prompt)} tokens and {max_new_tokens} are to be generated, but the cache has room for "
             f"{backend.max_tokens}: give it more blocks or ask for fewer tokens"
         )
     backend.check(model.config)
-    answer, margins, done = [], [], 0
+    answer, done = [], num_computed_tokens
     while len(answer) < max_new_tokens:
         for part in torch.tensor([*prompt, *answer][done:], device=model.device).split(chunk or len(prompt)):
             positions = torch.arange(done, done + len(part), device=model.device)
@@ -156,7 +180,6 @@ def generate(
             done += len(part)
         best = logits.topk(2)
         answer.append(int(best.indices[0]))
-        margins.append(float(best.values[0] - best.values[1]))
+        yield answer[-1], float(best.values[0] - best.values[1])
         if answer[-1] == model.stop_token:
             break
-    return Generation(tuple(answer), model.decode(answer), tuple(margins))

@@ -1,0 +1,210 @@
+"""Blocks to host memory and back: pieces as the layout has them, copies in flight, and nothing half-restored read.
+
+A connector's transfer, without the connector: what a block costs to move depends on the layout alone. A page is copied
+with a *width*; vLLM's per-layer path once took ``real_page_size_bytes``, which leaves out the scales, where the
+content is ``content_page_size_bytes`` (PR 48411).
+"""
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import torch
+
+from kvviz.engine.blocks import BlockError, BlockPool
+from kvviz.memory.buffers import KVCache, check_fits
+
+
+class TransferError(RuntimeError):
+    """Copies did not all arrive; says which blocks are unusable now."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Bytes ``[start, stop)`` of one storage that are copied at once, and where they lie in a host block."""
+
+    storage: int
+    start: int
+    stop: int
+    at: int
+
+
+class Transfer:
+    """Copies in flight. ``wait`` ends them, and only then are they true."""
+
+    def __init__(self, offloader: "Offloader", keys: Sequence[str], blocks: Sequence[int], to_host: bool) -> None:
+        self._offloader, self.keys, self.blocks, self.to_host = offloader, tuple(keys), tuple(blocks), to_host
+        offloader.pool.in_flight.update(blocks)
+        self._work: Future | None = offloader._executor.submit(offloader._copy_all, self)
+
+    def wait(self) -> None:
+        """Return when every copy has arrived.
+
+        Raises:
+            TransferError: one did not. Stored blocks are then not known to the host pool, and restored ones not to
+                the prefix cache; whatever was stored before stays.
+        """
+        if self._work is None:
+            return
+        work, self._work = self._work, None
+        try:
+            work.result()
+        except Exception as error:
+            self._offloader._ended(self, arrived=False)
+            where = "to host memory" if self.to_host else "back from host memory"
+            raise TransferError(
+                f"the transfer of blocks {list(self.blocks)} {where} failed midway ({error}): these blocks are not used"
+            ) from error
+        self._offloader._ended(self, arrived=True)
+
+
+class Offloader:
+    """Moves whole blocks of all layers between a cache and host memory, pinned where there is a GPU.
+
+    Args:
+        cache: the cache on its device.
+        pool: the cache's block pool, which learns what is in flight and what has been restored.
+        num_host_blocks: blocks that host memory has room for.
+        width_bytes: bytes of each page that are copied, from its start; default the content.
+        check_width: False copies any width, as the bug did.
+
+    Raises:
+        ValueError: a width that is not the content, or one of pages that are not one run of bytes.
+        MemoryError: host memory has no room.
+    """
+
+    def __init__(
+        self,
+        cache: KVCache,
+        pool: BlockPool,
+        num_host_blocks: int,
+        *,
+        width_bytes: int | None = None,
+        check_width: bool = True,
+    ) -> None:
+        content = cache.spec.content_page_size_bytes
+        self.cache, self.pool, self.width_bytes = cache, pool, content if width_bytes is None else width_bytes
+        if not 0 < self.width_bytes <= cache.spec.page_size_bytes:
+            raise ValueError(
+                f"a page is {cache.spec.page_size_bytes} bytes long: {width_bytes} of them cannot be copied"
+            )
+        if check_width and not content <= self.width_bytes:
+            raise ValueError(
+                f"a width of {self.width_bytes} bytes is not a page's content of {content}: the last "
+                f"{content - self.width_bytes} bytes of every page, data and scales, would stay behind"
+            )
+        self.pieces_of = [self._pieces(block) for block in range(cache.spec.num_blocks)]
+        self.block_bytes = sum(piece.stop - piece.start for piece in self.pieces_of[0])
+        check_fits(num_host_blocks * self.block_bytes, "cpu")
+        on_gpu = cache.storages[0].is_cuda
+        self.host = torch.zeros(num_host_blocks, self.block_bytes, dtype=torch.uint8, pin_memory=on_gpu)
+        self._stream = torch.cuda.Stream(cache.storages[0].device) if on_gpu else None
+        self._slots: dict[str, int] = {}
+        self._free_slots = list(range(num_host_blocks))
+        self._executor = ThreadPoolExecutor(1)
+
+    @property
+    def stored(self) -> frozenset[str]:
+        """Hashes of the blocks that lie in host memory."""
+        return frozenset(self._slots)
+
+    def store(self, keys: Sequence[str], blocks: Sequence[int]) -> Transfer:
+        """Begin to copy blocks to host memory, each under the hash of its prefix; known hashes are left out.
+
+        Raises:
+            BlockError: host memory is too small; nothing is copied then.
+        """
+        new = {key: block for key, block in zip(keys, blocks, strict=True) if key not in self._slots}
+        if len(new) > len(self._free_slots):
+            raise BlockError(
+                f"{len(new)} blocks are to be stored and host memory has room for {len(self._free_slots)} of its "
+                f"{len(self.host)}: drop some, or give it more"
+            )
+        self._claim(new.values())
+        for key in new:
+            self._slots[key] = self._free_slots.pop(0)
+        return Transfer(self, list(new), list(new.values()), to_host=True)
+
+    def restore(self, keys: Sequence[str], blocks: Sequence[int]) -> Transfer:
+        """Begin to copy stored blocks into ``blocks`` of the cache, which a request must hold.
+
+        The prefix cache knows them when the transfer has ended.
+
+        Raises:
+            BlockError: a block was never stored, or is in flight; nothing is copied then.
+        """
+        for key in keys:
+            if key not in self._slots:
+                raise BlockError(f"the block of hash {key[:12]}... was never stored: compute it instead")
+        if len(keys) != len(blocks):
+            raise BlockError(f"{len(keys)} stored blocks cannot be restored into {len(blocks)} blocks")
+        self._claim(blocks)
+        return Transfer(self, keys, blocks, to_host=False)
+
+    def drop(self, keys: Sequence[str]) -> None:
+        """Forget stored blocks and reuse their room."""
+        for key in keys:
+            self._free_slots.append(self._slots.pop(key))
+
+    def _claim(self, blocks: Sequence[int]) -> None:
+        busy = sorted(self.pool.in_flight & set(blocks))
+        if busy:
+            raise BlockError(f"blocks {busy} are in flight already: wait for their transfer first")
+
+    def _ended(self, transfer: Transfer, arrived: bool) -> None:
+        self.pool.in_flight.difference_update(transfer.blocks)
+        if transfer.to_host and not arrived:
+            self.drop(transfer.keys)
+        if not transfer.to_host and arrived:
+            self.pool.keep(transfer.keys, transfer.blocks)
+
+    def _copy_all(self, transfer: Transfer) -> None:
+        """Runs beside the engine; on a GPU behind everything that was launched before, on a stream of its own."""
+        if self._stream is None:
+            for key, block in zip(transfer.keys, transfer.blocks, strict=True):
+                self._copy_block(self._slots[key], block, transfer.to_host)
+            return
+        with torch.cuda.stream(self._stream):
+            self._stream.wait_stream(torch.cuda.default_stream(self._stream.device))
+            for key, block in zip(transfer.keys, transfer.blocks, strict=True):
+                self._copy_block(self._slots[key], block, transfer.to_host)
+        self._stream.synchronize()
+
+    def _copy_block(self, slot: int, block: int, to_host: bool) -> None:
+        for piece in self.pieces_of[block]:
+            device = self.cache.storages[piece.storage][piece.start : piece.stop]
+            host = self.host[slot, piece.at : piece.at + piece.stop - piece.start]
+            target, source = (host, device) if to_host else (device, host)
+            target.copy_(source, non_blocking=True)
+
+    def _pieces(self, block: int) -> list[Piece]:
+        """Stretches of bytes of one block over all layers, neighbours joined, in the order of their addresses."""
+        runs = sorted(run for layer in range(self.cache.spec.num_layers) for run in self._page_runs(layer, block))
+        pieces: list[Piece] = []
+        for storage, start, stop in runs:
+            last = pieces[-1] if pieces else None
+            if last and (last.storage, last.stop) == (storage, start):
+                pieces[-1] = Piece(storage, last.start, stop, last.at)
+            else:
+                at = last.at + last.stop - last.start if last else 0
+                pieces.append(Piece(storage, start, stop, at))
+        return pieces
+
+    def _page_runs(self, layer: int, block: int) -> list[tuple[int, int, int]]:
+        """``(storage, start, stop)`` of the bytes of a page that are copied, read off the layer's strides."""
+        kv, storage = self.cache.kv_caches[layer], layer if len(self.cache.storages) > 1 else 0
+        unit = kv.element_size()
+        length, starts = unit, [(kv.storage_offset() + block * kv.stride(0)) * unit]
+        for step, size in sorted(zip(kv.stride()[1:], kv.shape[1:], strict=True)):
+            if step * unit == length and len(starts) == 1:
+                length *= size
+            else:
+                starts = [start + i * step * unit for start in starts for i in range(size)]
+        if len(starts) > 1:
+            if self.width_bytes != self.cache.spec.content_page_size_bytes:
+                raise ValueError(
+                    f"a page of layout {self.cache.layout.name} is {len(starts)} runs of bytes: it has no width of "
+                    f"{self.width_bytes} bytes"
+                )
+            return [(storage, start, start + length) for start in sorted(starts)]
+        return [(storage, starts[0], starts[0] + self.width_bytes)]

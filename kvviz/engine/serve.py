@@ -1,0 +1,108 @@
+"""Several requests over one cache: blocks from one pool, tokens in turn, prefixes and offloaded blocks used again."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvviz.engine.blocks import BlockPool, block_hashes
+from kvviz.engine.generate import Generation, PagedBackend, tokens
+from kvviz.engine.model import LanguageModel
+from kvviz.engine.offload import Offloader
+from kvviz.memory.buffers import KVCache, ScaleViews
+
+
+@dataclass(frozen=True)
+class Request:
+    """A prompt (token ids) to be answered with at most ``max_new_tokens``."""
+
+    name: str
+    prompt: tuple[int, ...]
+    max_new_tokens: int
+
+
+@dataclass(frozen=True)
+class Served:
+    """An answer, and how many tokens of its prompt were found in the prefix cache and in host memory."""
+
+    generation: Generation
+    num_cached_tokens: int
+    num_restored_tokens: int
+    blocks: tuple[int, ...]
+
+
+@dataclass
+class Engine:
+    """What serves requests: a model, its cache, the scale views of every layer, a block pool, maybe an offloader."""
+
+    model: LanguageModel
+    cache: KVCache
+    scales: ScaleViews | None
+    pool: BlockPool
+    offloader: Offloader | None = None
+
+    def serve(self, requests: Sequence[Request]) -> dict[str, Served]:
+        """Answer requests, a token of each in turn, and leave their blocks free or kept for their prefix.
+
+        Full blocks of prompt and answer are kept in the prefix cache and, with an offloader, stored in host memory.
+
+        Raises:
+            BlockError: the cache has not enough blocks for all of them at once.
+        """
+        started = [self._start(request) for request in requests]
+        running = list(started)
+        while running:
+            running = [one for one in running if one.step()]
+        return {one.request.name: self._finish(one) for one in started}
+
+    def _start(self, request: Request) -> "_Running":
+        spec = self.cache.spec
+        needed = -(-(len(request.prompt) + request.max_new_tokens) // spec.block_size)
+        reusable = block_hashes(request.prompt[:-1], spec.block_size)  # the last token's logits are always computed
+        found = self.pool.cached(reusable)  # those that nobody writes or reads now
+        self.pool.hold(found, request.name)
+        fresh = self.pool.allocate(needed - len(found), request.name)
+        stored = self._stored(reusable[len(found) :])
+        if stored:
+            self.offloader.restore(stored, fresh[: len(stored)]).wait()
+        computed = (len(found) + len(stored)) * spec.block_size
+        backend = PagedBackend(self.cache, self.scales, (*found, *fresh))
+        steps = tokens(self.model, backend, list(request.prompt), request.max_new_tokens, num_computed_tokens=computed)
+        counts = (len(found) * spec.block_size, len(stored) * spec.block_size)
+        return _Running(request, backend.blocks, steps, counts)
+
+    def _stored(self, hashes: Sequence[str]) -> list[str]:
+        """The longest run of hashes from the first one on that host memory holds."""
+        found = []
+        for key in hashes:
+            if self.offloader is None or key not in self.offloader.stored:
+                break
+            found.append(key)
+        return found
+
+    def _finish(self, one: "_Running") -> Served:
+        written = [*one.request.prompt, *one.answer[:-1]]  # the last token was never fed back
+        hashes = block_hashes(written, self.cache.spec.block_size)
+        full = one.blocks[: len(hashes)]
+        self.pool.keep(hashes, full)
+        if self.offloader is not None:
+            self.offloader.store(hashes, full).wait()
+        self.pool.free(one.blocks, one.request.name)
+        generation = Generation(tuple(one.answer), self.model.decode(one.answer), tuple(one.margins))
+        return Served(generation, *one.counts, one.blocks)
+
+
+class _Running:
+    """A request between two of its tokens."""
+
+    def __init__(self, request: Request, blocks: tuple[int, ...], steps, counts: tuple[int, int]) -> None:
+        self.request, self.blocks, self.counts, self._steps = request, blocks, counts, steps
+        self.answer: list[int] = []
+        self.margins: list[float] = []
+
+    def step(self) -> bool:
+        """Generate one more token; False when there is none."""
+        token, margin = next(self._steps, (None, None))
+        if token is None:
+            return False
+        self.answer.append(token)
+        self.margins.append(margin)
+        return True

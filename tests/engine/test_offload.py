@@ -1,0 +1,189 @@
+"""Blocks to host memory and back: every byte of theirs, no other, in the pieces that the layout has."""
+
+import threading
+
+import pytest
+import torch
+
+from kvviz.engine.blocks import BlockError, BlockPool
+from kvviz.engine.mode import device
+from kvviz.engine.offload import Offloader, TransferError
+from kvviz.memory.buffers import allocate
+from kvviz.memory.layout import LAYOUTS
+from kvviz.memory.spec import CacheSpec
+
+L, B = 3, 5
+PIECES = {
+    "NHD": L,
+    "HND": L,
+    "cross-layer NHD": 1,
+    "cross-layer HND": 1,
+    "LBHNC": L,
+    "LBNHC": L,
+    "BLNHC": 1,
+    "BLHNC": 1,
+}
+
+
+def filled(layout: str, **more):
+    spec = CacheSpec(L, B, 4, 2, 16, "fp8_per_token_head", **more)
+    cache = allocate(spec, layout, device())
+    torch.manual_seed(1)
+    for storage in cache.storages:
+        storage.copy_(torch.randint(0, 256, storage.shape, dtype=torch.uint8))
+    return cache
+
+
+def setting(layout: str = "NHD", host_blocks: int = 4, **more):
+    cache = filled(layout, **more)
+    pool = BlockPool(B)
+    return cache, pool, Offloader(cache, pool, host_blocks)
+
+
+def bytes_of_block(cache, block: int) -> dict[str, torch.Tensor]:
+    """A mask of the block's K, V and scale bytes in each storage, by the views of their owners."""
+    masks = {name: torch.zeros(storage.numel(), dtype=torch.bool) for name, storage in cache.storages_by_name().items()}
+    for view in cache.owners():
+        masks[view.storage.name][torch.from_numpy(view.bytes_of(view.starts[block]).ravel())] = True
+    return masks
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("tail", [True, False])
+def test_a_block_comes_back_whole_into_another_and_touches_nothing_else(layout, tail):
+    cache, pool, offloader = setting(layout, tail=tail)
+    held = pool.allocate(B, "a")
+    before = {name: storage.cpu().clone() for name, storage in cache.storages_by_name().items()}
+    offloader.store(["x", "y"], [1, 3]).wait()
+    offloader.restore(["y", "x"], [0, 4]).wait()
+    for name, storage in cache.storages_by_name().items():
+        expected = before[name].clone()
+        for source, target in ((3, 0), (1, 4)):
+            expected[bytes_of_block(cache, target)[name]] = before[name][bytes_of_block(cache, source)[name]]
+        assert torch.equal(storage.cpu(), expected)
+    assert held and offloader.stored == {"x", "y"} and not pool.in_flight
+    if layout in PIECES:
+        assert {len(pieces) for pieces in offloader.pieces_of} == {PIECES[layout]}
+
+
+def test_padding_stays_behind_and_parts_a_block():
+    cache, pool, offloader = setting("cross-layer NHD", page_size_padded=384)
+    assert offloader.block_bytes == L * cache.spec.content_page_size_bytes and len(offloader.pieces_of[0]) == L
+    whole = Offloader(cache, pool, 1, width_bytes=384)
+    assert whole.block_bytes == L * 384 and len(whole.pieces_of[0]) == 1
+
+
+def test_the_narrow_width_loses_the_end_of_every_page():
+    cache = filled("NHD")
+    spec, pool = cache.spec, BlockPool(B)
+    pool.allocate(B, "a")
+    narrow = Offloader(cache, pool, 2, width_bytes=spec.real_page_size_bytes, check_width=False)
+    narrow.store(["x"], [1]).wait()
+    before = [storage.cpu().clone() for storage in cache.storages]
+    narrow.restore(["x"], [2]).wait()
+    page = spec.page_size_bytes
+    for storage, old in zip(cache.storages, before, strict=True):
+        new, kept = storage.cpu()[2 * page : 3 * page], spec.real_page_size_bytes
+        assert torch.equal(new[:kept], old[page : page + kept]) and torch.equal(
+            new[kept:], old[2 * page + kept : 3 * page]
+        )
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (
+            lambda c, p, o: o.store("abcde", range(5)),
+            "5 blocks are to be stored and host memory has room for 4 of its 4",
+        ),
+        (lambda c, p, o: o.restore(["never"], [0]), "the block of hash never... was never stored"),
+        (
+            lambda c, p, o: (o.store("a", [0]).wait(), o.restore("a", [0, 1])),
+            "1 stored blocks cannot be restored into 2",
+        ),
+        (lambda c, p, o: Offloader(c, p, 1, width_bytes=256), "256 bytes is not a page's content of 320: the last 64"),
+        (lambda c, p, o: Offloader(c, p, 1, width_bytes=500), "a page is 320 bytes long: 500 of them cannot"),
+        (
+            lambda c, p, o: Offloader(filled("BHLNC"), p, 1, width_bytes=256, check_width=False),
+            "runs of bytes: it has no",
+        ),
+    ],
+)
+def test_mistakes_are_sentences(call, said):
+    with pytest.raises((BlockError, ValueError), match=said):
+        call(*setting())
+
+
+def test_a_host_that_cannot_hold_it():
+    cache, pool, _ = setting()
+    with pytest.raises(MemoryError, match="cpu has"):
+        Offloader(cache, pool, 1 << 40)
+
+
+def held_back(offloader, monkeypatch) -> threading.Event:
+    """Copies wait until the event is set."""
+    gate, copy = threading.Event(), offloader._copy_block
+    monkeypatch.setattr(offloader, "_copy_block", lambda *call: gate.wait(20) and copy(*call))
+    return gate
+
+
+def test_what_is_in_flight_can_neither_be_freed_nor_moved_again(monkeypatch):
+    cache, pool, offloader = setting()
+    blocks = pool.allocate(2, "a")
+    gate = held_back(offloader, monkeypatch)
+    transfer = offloader.store(["x", "y"], blocks)
+    with pytest.raises(BlockError, match="in flight"):
+        pool.free(blocks, "a")
+    with pytest.raises(BlockError, match=r"blocks \[0\] are in flight already"):
+        offloader.store(["z"], blocks[:1])
+    gate.set()
+    transfer.wait()
+    transfer.wait()
+    pool.free(blocks, "a")
+    assert pool.num_free_blocks == B
+
+
+def fails_after(offloader, monkeypatch, count: int) -> None:
+    copy, left = offloader._copy_block, [count]
+
+    def once(*call):
+        if not left[0]:
+            raise OSError("the link went down")
+        left[0] -= 1
+        copy(*call)
+
+    monkeypatch.setattr(offloader, "_copy_block", once)
+
+
+def test_a_restore_that_fails_midway_is_never_found_in_the_prefix_cache(monkeypatch):
+    cache, pool, offloader = setting()
+    blocks = pool.allocate(3, "a")
+    offloader.store(["x", "y"], blocks[:2]).wait()
+    pool.free(blocks, "a")
+    again = pool.allocate(2, "b")
+    fails_after(offloader, monkeypatch, 1)
+    with pytest.raises(
+        TransferError, match=r"blocks \[3, 4\] back from host memory failed midway \(the link went down\)"
+    ):
+        offloader.restore(["x", "y"], again).wait()
+    pool.free(again, "b")
+    assert pool.cached(["x"]) == () and offloader.stored == {"x", "y"} and not pool.in_flight
+    monkeypatch.undo()
+    offloader.restore(["x", "y"], pool.allocate(2, "c")).wait()
+    pool.free((0, 1), "c") if pool._holder.get(0) == "c" else None
+    assert len(offloader.stored) == 2
+
+
+def test_a_store_that_fails_midway_is_not_known_and_loses_nothing(monkeypatch):
+    cache, pool, offloader = setting()
+    blocks = pool.allocate(3, "a")
+    offloader.store(["x"], blocks[:1]).wait()
+    kept = offloader.host[offloader._slots["x"]].clone()
+    fails_after(offloader, monkeypatch, 1)
+    with pytest.raises(TransferError, match="to host memory failed midway"):
+        offloader.store(["y", "z"], blocks[1:]).wait()
+    assert offloader.stored == {"x"} and torch.equal(offloader.host[offloader._slots["x"]], kept)
+    monkeypatch.undo()
+    offloader.store(["y", "z"], blocks[1:]).wait()
+    offloader.drop(["x"])
+    assert offloader.stored == {"y", "z"} and len(offloader._free_slots) == 2

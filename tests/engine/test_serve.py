@@ -1,0 +1,117 @@
+"""Requests in turn over scattered blocks, with prefixes and offloaded blocks used again: the same tokens as alone."""
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kvviz.engine.blocks import BlockError, BlockPool, block_hashes
+from kvviz.engine.generate import PagedBackend, generate
+from kvviz.engine.mode import device
+from kvviz.engine.offload import Offloader
+from kvviz.engine.serve import Engine, Request
+from kvviz.memory.buffers import allocate
+from kvviz.memory.spec import CacheSpec
+from tests.engine.tiny import VOCABULARY, tiny_model
+
+BLOCK, BLOCKS = 4, 24
+MODES = ("bfloat16", "fp8_per_token_head", "int8_per_token_head", "int4_per_token_head")
+
+
+def requests() -> list[Request]:
+    lot = random.Random(11)
+    prompts = [tuple(lot.randrange(VOCABULARY) for _ in range(size)) for size in (9, 13, 4)]
+    return [Request(f"request {n}", prompt, 5) for n, prompt in enumerate(prompts)]
+
+
+def engine(mode: str, layout: str, host_blocks: int = 0, seed: int = 0) -> Engine:
+    model = tiny_model()
+    cache = allocate(CacheSpec(2, BLOCKS, BLOCK, 2, 16, mode), layout, device())
+    scales = cache.ensure_scale_caches("strides") if cache.spec.is_per_token_head else None
+    order = random.Random(seed).sample(range(BLOCKS), BLOCKS)
+    pool = BlockPool(BLOCKS, order)
+    return Engine(model, cache, scales, pool, Offloader(cache, pool, host_blocks) if host_blocks else None)
+
+
+def alone(mode: str, request: Request):
+    """The request by itself, per-layer, in blocks 0, 1, ..."""
+    model = tiny_model()
+    cache = allocate(CacheSpec(2, BLOCKS, BLOCK, 2, 16, mode), "NHD", device())
+    scales = cache.ensure_scale_caches("strides") if cache.spec.is_per_token_head else None
+    return generate(model, PagedBackend(cache, scales), list(request.prompt), request.max_new_tokens)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("layout", ["NHD", "cross-layer NHD", "BLNHC", "cross-layer HND"])
+def test_turns_scattered_blocks_offload_reset_restore_change_no_token(mode, layout):
+    one = engine(mode, layout, host_blocks=BLOCKS)
+    given = requests()
+    expected = {request.name: alone(mode, request) for request in given}
+    assert min(min(answer.margins) for answer in expected.values()) > 1e-4
+    first = one.serve(given)
+    assert {name: served.generation.token_ids for name, served in first.items()} == {
+        name: answer.token_ids for name, answer in expected.items()
+    }
+    assert all(served.num_cached_tokens == served.num_restored_tokens == 0 for served in first.values())
+    cached = one.serve(given)
+    assert [served.num_cached_tokens for served in cached.values()] == [8, 12, 0]
+    one.pool.reset_prefix_cache()
+    for storage in one.cache.storages:
+        storage.fill_(0xAB)
+    restored = one.serve(given)
+    assert [served.num_restored_tokens for served in restored.values()] == [8, 12, 0]
+    for served in (cached, restored):
+        assert {name: one.generation.token_ids for name, one in served.items()} == {
+            name: answer.token_ids for name, answer in expected.items()
+        }
+
+
+def test_a_restored_prefix_saves_its_forward_passes(monkeypatch):
+    one = engine(MODES[1], "cross-layer NHD", host_blocks=BLOCKS)
+    (request,) = requests()[1:2]
+    seen = []
+    forward = one.model.forward
+    monkeypatch.setattr(one.model, "forward", lambda part, *rest: seen.append(len(part)) or forward(part, *rest))
+    one.serve([request])
+    one.pool.reset_prefix_cache()
+    one.serve([request])
+    assert seen == [13, 1, 1, 1, 1, 1, 1, 1, 1, 1]
+
+
+def test_a_lost_scale_is_a_lost_answer():
+    """The narrow width of PR 48411: exact while nothing is restored, and not after."""
+    one = engine("fp8_per_token_head", "NHD")
+    spec = one.cache.spec
+    narrow = Offloader(one.cache, one.pool, BLOCKS, width_bytes=spec.real_page_size_bytes, check_width=False)
+    one = replace(one, offloader=narrow)
+    given = requests()
+    first = one.serve(given)
+    one.pool.reset_prefix_cache()
+    for storage in one.cache.storages:
+        storage.fill_(0x3C)
+    again = one.serve(given)
+    wrong = [name for name in first if first[name].generation.token_ids != again[name].generation.token_ids]
+    assert wrong and "request 2" not in wrong  # the last prompt has no full block to restore
+
+
+def test_too_many_requests_for_the_cache():
+    one = engine(MODES[0], "NHD")
+    with pytest.raises(BlockError, match="blocks and 0 of 24 are free"):
+        one.serve([Request(str(n), tuple(range(40)), 8) for n in range(3)])
+
+
+def test_the_pool_is_whole_again_after_serving():
+    one = engine(MODES[2], "NHD")
+    one.serve(requests())
+    assert one.pool.num_free_blocks == BLOCKS
+    hashes = block_hashes([*requests()[0].prompt], BLOCK)
+    assert len(one.pool.cached(hashes)) == 2
+    one.pool.reset_prefix_cache()
+    assert one.pool.cached(hashes) == () and one.pool.num_free_blocks == BLOCKS
+
+
+@pytest.mark.gpu
+def test_pinned_memory_and_a_stream_of_its_own():
+    one = engine(MODES[1], "cross-layer NHD", host_blocks=4)
+    assert one.offloader.host.is_pinned() and one.offloader._stream != torch.cuda.default_stream()
