@@ -141,7 +141,7 @@ def test_findings_without_a_place_and_every_other_kind():
 def test_a_clean_page_says_where_to_look_and_names_are_escaped():
     view = View('<script>alert(1)</script> & "co"', Storage("<b>s</b>", 8), (4,), (1,))
     page = render_html(audit([view]), [view], title="<i>")
-    assert "look at ordering" in page and "prefers-color-scheme: dark" in page and "<i>" not in page
+    assert "look next at ordering" in page and "prefers-color-scheme: dark" in page and "<i>" not in page
     sick = View(view.name, view.storage, (9,), (1,))
     page = render_html(audit([sick]), [sick])
     assert "<script" not in page and "<b>" not in page and "&lt;script&gt;" in page
