@@ -55,11 +55,11 @@ def claim_of(finding: Finding, size: int) -> str:
 
 
 def shortened(name: str, alike: int = 0) -> str:
-    """A name of at most :data:`MAX_NAME` characters: the first ``alike`` ones of a longer one go, then its middle."""
+    """A name of at most :data:`MAX_NAME` characters: a longer one loses its first ``alike`` ones, or its middle."""
     if len(name) <= MAX_NAME:
         return name
-    rest, half = name[alike:], (MAX_NAME - 2) // 2
-    return f"…{rest}" if alike and len(rest) < MAX_NAME else f"…{rest[:half]}…{rest[-half:]}"[not alike :]
+    rest, half = name[alike:], (MAX_NAME - 1) // 2
+    return f"…{rest}" if alike and 0 < len(rest) < MAX_NAME else f"{name[:half]}…{name[-half:]}"
 
 
 def _named(views: Sequence[str], layers: Counter) -> list[tuple[str, int]]:

@@ -1,6 +1,7 @@
 """Views from real things: memory that is shared is found, and the views of a vLLM-like worker hold its bug."""
 
 import inspect
+import re
 import subprocess
 import sys
 import time
@@ -230,3 +231,24 @@ def test_the_pasteable_writer_joins_memories_that_overlap(tmp_path, cut):
     write_views(tmp_path / "w.json", tensors)
     (finding,) = read(tmp_path / "w.json").audit().findings
     assert (finding.kind, finding.bytes) == ("collision", min(cut[1], cut[3]) - max(cut[0], cut[2]))
+
+
+def test_what_the_readme_shows_runs(tmp_path):
+    """The vLLM call, the SGLang dict, and claims added to a file afterwards."""
+    text = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8").partition("## Is it my layout?")[2]
+    blocks = [inspect.cleandoc("\n" + part) for part in re.findall(r" {3}```python\n(.*?) {3}```", text, re.DOTALL)]
+    vllm, others, more = (block.replace("/tmp/views-", f"{tmp_path}/views-") for block in blocks)
+    torch_ = SimpleNamespace(distributed=SimpleNamespace(get_rank=lambda: 0))
+    held = SimpleNamespace(static_forward_context=context("strides"))
+    pool = SimpleNamespace(k_buffer=[torch.zeros(4, 2, 8)], v_buffer=[torch.zeros(4, 2, 8)])
+    room = {"torch": torch_, "write_views": write_views, "tensors_of_vllm": tensors_of_vllm}
+    room |= {"runner": SimpleNamespace(compilation_config=held), "kv_caches": {"a": pool.k_buffer[0]}}
+    room["model_runner"] = SimpleNamespace(token_to_kv_pool=pool)
+    exec(vllm, room)
+    exec(more.replace("more.json", str(tmp_path / "more.json")), room)
+    more_claims = read(tmp_path / "more.json").claims
+    assert len(more_claims) == len(read(tmp_path / "views-rank0.json").claims) + 12 == 20
+    assert read(tmp_path / "more.json").audit().clean
+    exec(others, room)
+    assert list(room["tensors"]) == ["layer 0 K", "layer 0 V"]
+    assert [view.name for view in read(tmp_path / "views-rank0.json").views] == ["a KV"]
