@@ -55,15 +55,15 @@ def views_of_vllm(static_forward_context: Mapping[str, Any]) -> tuple[View, ...]
 def usual_claims(views: Sequence[View]) -> tuple[Disjoint | Follows, ...]:
     """What holds in any cache whose layers share nothing; :func:`write_views` writes these very claims.
 
-    A view ``... scale`` lies right behind the cells of the view ``... data`` whose name begins alike, where both lie in
-    one storage, there is a scale a cell, and cells are far enough apart to leave room for it: so data must be given
-    without their tails. And data lie on no other data, scales on no other scales.
+    Data lie on no other data, scales on no other scales. And a view ``... scale`` lies right behind the cells of the
+    view ``... data`` whose name begins alike, where both lie in one storage, there is a scale a cell, and cells are far
+    enough apart to leave room for it: so data must be given without their tails.
     """
     by_name = {view.name: view for view in views}
     pairs = [(v, by_name.get(f"{v.name.removesuffix(' scale')} data")) for v in views if v.name.endswith(" scale")]
     follow = [Follows(v.name, of.name, of.shape[-1] * of.itemsize) for v, of in pairs if of and _has_room(of, v)]
     named = [tuple(v.name for v in views if (v.role == "scale") == scale) for scale in (False, True)]
-    return (*follow, *(Disjoint(names) for names in named if len(names) > 1))
+    return (*(Disjoint(names) for names in named if len(names) > 1), *follow)
 
 
 def _has_room(data: View, scale: View) -> bool:
@@ -132,7 +132,7 @@ def write_views(path, tensors):
                 {"kind": "follows", "scale": name, "data": of, "at_bytes": data.shape[-1] * data.element_size()}
             )
     groups = [[view["name"] for view in views if view["role"] == role] for role in ("data", "scale")]
-    claims += [{"kind": "disjoint", "views": group} for group in groups if len(group) > 1]
+    claims = [{"kind": "disjoint", "views": group} for group in groups if len(group) > 1] + claims
     storages = [{"name": names[n], "nbytes": pools[n][2] - pools[n][1]} for n in names]
     with open(path, "w", encoding="utf-8") as file:
         json.dump({"format": "kvviz-views", "version": 1, "storages": storages, "views": views, "claims": claims}, file)
