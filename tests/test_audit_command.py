@@ -30,7 +30,7 @@ def written(folder: Path, views: list[dict], claims: list[dict] = (), nbytes: in
 
 def test_clean_findings_unusable(tmp_path, capsys):
     assert command.main(["audit", str(written(tmp_path, [{}]))]) == 0
-    assert capsys.readouterr().out.startswith("clean: the layout holds, look at ordering")
+    assert capsys.readouterr().out.startswith("clean: what was claimed holds; look next at ordering")
     assert command.main(["audit", str(written(tmp_path, [{}], nbytes=3))]) == 1
     assert "out_of_bounds: v0: 1 cells, 1 bytes of s" in capsys.readouterr().out
     assert command.main(["audit", str(written(tmp_path, [{"shape": [-1]}]))]) == 2

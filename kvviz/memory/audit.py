@@ -28,6 +28,9 @@ from kvviz.memory.disputes import Ground, collisions, misplaced, out_of_bounds, 
 from kvviz.memory.finding import Audit, Finding
 from kvviz.memory.view import View
 
+MOST_ROLES = 4
+"""Roles of views that a line about what was checked tells apart."""
+
 
 def audit(views: Sequence[View], claims: Sequence[Claim] = (), *, witnesses: bool = True) -> Audit:
     """Check every view against its storage and itself, then every claim.
@@ -41,15 +44,16 @@ def audit(views: Sequence[View], claims: Sequence[Claim] = (), *, witnesses: boo
     named = _by_name(views)
     checked = [f"{len(views)} views within their storages, none on itself"] if views else ["no views were given"]
     notes: list[str] = []
-    placed = {claim: _placed(claim, named) for claim in claims if isinstance(claim, BelongsAt | Follows)}
+    placed = {claim: _placed(claim, named) for claim in claims if _places(claim)}
     ground = Ground(_homes(views, claims, placed), placed, witnesses)
     findings = [finding for view in views for finding in (*out_of_bounds(view), *self_overlap(view, ground))]
     for claim in claims:
         check, said = _CHECKS[type(claim)]
         findings += check(claim, named, ground)
-        checked.append(said(claim))
+        checked.append(said(claim, named))
         if isinstance(claim, Overlay) and len(claim.views) > 1:
             notes.append(_overlay_note(claim))
+    notes += _silence(views, claims)
     return Audit(tuple(_together(findings)), tuple(_counted(checked)), tuple(dict.fromkeys(notes)))
 
 
@@ -113,51 +117,80 @@ def _homes(views: Sequence[View], claims: Sequence[Claim], placed: dict[Claim, t
 
 
 _Check = Callable[[Claim, dict[str, View], Ground], Iterator[Finding]]
-_CHECKS: dict[type, tuple[_Check, Callable[[Claim], str]]] = {
+_CHECKS: dict[type, tuple[_Check, Callable[[Claim, dict[str, View]], str]]] = {
     Disjoint: (
         lambda c, named, ground: collisions(_all(named, c.views), ground.witnesses),
-        lambda c: f"{len(c.views)} views disjoint",
+        lambda c, named: f"{_roles(_all(named, c.views))} disjoint",
     ),
     Overlay: (
         lambda c, named, _: blockwise.overlaid(_all(named, c.views)),
-        lambda c: f"{len(c.views)} views share bytes of equal block ids only",
+        lambda c, named: f"{_roles(_all(named, c.views))} share bytes of equal block ids only",
     ),
     BelongsAt: (
         lambda c, _, ground: misplaced(*ground.placed[c], ground),
-        lambda c: "1 views at their rightful places",
+        lambda c, named: f"{_roles([named[c.view]])} at their rightful places",
     ),
-    Follows: (lambda c, _, ground: misplaced(*ground.placed[c], ground), lambda c: "1 scales behind their data"),
+    Follows: (lambda c, _, ground: misplaced(*ground.placed[c], ground), lambda c, _: "1 scales behind their data"),
     Covers: (
         lambda c, named, _: blockwise.covers(
             _named(named, c.extent), _all(named, c.content), _all(named, c.neighbours or c.content)
         ),
-        lambda c: "1 extents cover their blocks",
+        lambda c, _: "1 extents cover their blocks",
     ),
     StepAlike: (
         lambda c, named, _: addressing.step_alike(_named(named, c.source), _named(named, c.target)),
-        lambda c: "1 copies step alike on both sides",
+        lambda c, _: "1 copies step alike on both sides",
     ),
     SameBytes: (
         lambda c, named, _: same_bytes(_named(named, c.part), _named(named, c.whole)),
-        lambda c: "1 parts equal to their bytes",
+        lambda c, _: "1 parts equal to their bytes",
     ),
     Maps: (
         lambda c, named, _: addressing.ids_in_range(c, _named(named, c.view)),
-        lambda c: "1 index spaces within their tables",
+        lambda c, _: "1 index spaces within their tables",
     ),
     Addressed: (
         lambda c, named, _: addressing.addressable(_named(named, c.view), c.address_type),
-        lambda c: f"1 views addressable in {c.address_type}",
+        lambda c, _: f"1 views addressable in {c.address_type}",
     ),
     Aligned: (
         lambda c, named, _: addressing.aligned(c, _named(named, c.view)),
-        lambda c: f"1 views with rows at multiples of {c.boundary_bytes} bytes",
+        lambda c, _: f"1 views with rows at multiples of {c.boundary_bytes} bytes",
     ),
     Declared: (
         lambda c, named, _: addressing.declared(c, _named(named, c.view), _all(named, c.readings)),
-        lambda c: "1 readings declared",
+        lambda c, _: "1 readings declared",
     ),
 }
+
+
+def _roles(views: Sequence[View]) -> str:
+    """``4 data views``, or ``6 views (4 data, 2 scale)``."""
+    roles = Counter(view.role for view in views)
+    if len(roles) == 1:
+        return f"{len(views)} {next(iter(roles))} views"
+    told = ", ".join(f"{count} {role}" for role, count in roles.items())
+    return f"{len(views)} views" + (f" ({told})" if 0 < len(roles) <= MOST_ROLES else "")
+
+
+def _silence(views: Sequence[View], claims: Sequence[Claim]) -> Iterator[str]:
+    """What a set of claims that some views share nothing leaves open about scales."""
+    if not any(isinstance(claim, Disjoint | Overlay) for claim in claims):
+        return
+    maps = {claim.rightful for claim in claims if isinstance(claim, BelongsAt) and isinstance(claim.rightful, str)}
+    scales = {view.name for view in views if view.role == "scale"} - maps
+    placed = {claim.view if isinstance(claim, BelongsAt) else claim.scale for claim in claims if _places(claim)}
+    if not scales:
+        yield "no scale view was given: if this cache keeps scales, nothing was checked about them"
+    elif scales - placed:
+        yield (
+            f"no claim (belongs_at, follows) says where {len(scales - placed)} of {len(scales)} scale views belong: "
+            f"they may be misplaced"
+        )
+
+
+def _places(claim: Claim) -> bool:
+    return isinstance(claim, BelongsAt | Follows)
 
 
 def _overlay_note(claim: Overlay) -> str:

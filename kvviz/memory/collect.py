@@ -9,7 +9,7 @@ from itertools import takewhile
 from math import prod
 from typing import Any
 
-from kvviz.memory.claims import Disjoint
+from kvviz.memory.claims import Disjoint, Follows
 from kvviz.memory.view import Storage, View
 
 
@@ -45,67 +45,97 @@ def views_of(tensors: Mapping[str, Any]) -> tuple[View, ...]:
 
 
 def views_of_vllm(static_forward_context: Mapping[str, Any]) -> tuple[View, ...]:
-    """The views of a vLLM worker's attention layers, by layer name: KV cache, and the scales that the backend keeps.
+    """The views of a vLLM worker's attention layers, by layer name: see :func:`tensors_of_vllm`.
 
-    The context is the runner's ``compilation_config.static_forward_context``. A layer's ``kv_cache`` is a tensor or
-    a list of tensors; its ``impl`` holds ``_k_scale_cache`` and ``_v_scale_cache`` once a forward pass has run.
+    The context is the runner's ``compilation_config.static_forward_context``.
     """
-    tensors: dict[str, Any] = {}
-    for name, layer in static_forward_context.items():
-        cache = getattr(layer, "kv_cache", None)
-        given = [cache] if cache is not None else []
-        while len(given) == 1 and isinstance(given[0], list | tuple):
-            given = list(given[0])
-        given = [cache for cache in given if cache is not None]
-        tensors[f"{name} KV"] = given[0] if len(given) == 1 else given
-        for half in ("K", "V"):
-            scale = getattr(getattr(layer, "impl", None), f"_{half.lower()}_scale_cache", None)
-            tensors[f"{name} {half} scale"] = [] if scale is None else scale
-    filled = {
-        name: given for name, given in tensors.items() if isinstance(given, list) or prod(getattr(given, "shape", (1,)))
-    }
-    return views_of(filled)
+    return views_of(tensors_of_vllm(static_forward_context))
 
 
-def usual_claims(views: Sequence[View]) -> tuple[Disjoint, ...]:
-    """What holds in any cache whose layers share nothing: data lie on no other data, scales on no other scales.
+def usual_claims(views: Sequence[View]) -> tuple[Disjoint | Follows, ...]:
+    """What holds in any cache whose layers share nothing; :func:`write_views` writes these very claims.
 
-    Scales may lie inside data (cells with a tail); :func:`write_views` writes these very claims.
+    Data lie on no other data, scales on no other scales. And a view ``... scale`` lies right behind the cells of the
+    view ``... data`` whose name begins alike, where both lie in one storage, there is a scale a cell, and cells are far
+    enough apart to leave room for it: so data must be given without their tails.
     """
+    by_name = {view.name: view for view in views}
+    pairs = [(v, by_name.get(f"{v.name.removesuffix(' scale')} data")) for v in views if v.name.endswith(" scale")]
+    follow = [Follows(v.name, of.name, of.shape[-1] * of.itemsize) for v, of in pairs if of and _has_room(of, v)]
     named = [tuple(v.name for v in views if (v.role == "scale") == scale) for scale in (False, True)]
-    return tuple(Disjoint(names) for names in named if len(names) > 1)
+    return (*(Disjoint(names) for names in named if len(names) > 1), *follow)
+
+
+def _has_room(data: View, scale: View) -> bool:
+    if data.storage != scale.storage or data.shape[:-1] != scale.shape or not scale.shape or data.stride[-1] != 1:
+        return False
+    return min(data.stride[:-1]) > data.shape[-1]
+
+
+def tensors_of_vllm(layers):
+    """``{name: tensor}`` of vLLM's ``static_forward_context``. Paste this function beside :func:`write_views`.
+
+    A layer's ``kv_cache`` is a tensor or a list of them; its ``impl`` holds ``_k_scale_cache`` and ``_v_scale_cache``
+    once a forward pass has run. Where they are there, K and V data are given apart and without their tails; the cache
+    has shape ``(block, 2, token, head, cell)`` then, or ``(block, head, token, K cell and V cell)``.
+    """
+    found = {}
+
+    def flat(given):
+        return [one for part in given for one in flat(part)] if isinstance(given, (list, tuple)) else [given]
+
+    for name, layer in layers.items():
+        caches = [kv for kv in flat(getattr(layer, "kv_cache", None)) if kv is not None and kv.numel()]
+        scales = {half: getattr(getattr(layer, "impl", None), f"_{half.lower()}_scale_cache", None) for half in "KV"}
+        scales = {half: scale for half, scale in scales.items() if scale is not None and scale.numel()}
+        kv, halves = caches[0] if len(caches) == 1 else None, {}
+        if kv is not None and kv.dim() == 5 and kv.shape[1] == 2:
+            halves = {"K": kv[:, 0], "V": kv[:, 1]}
+        elif kv is not None and kv.dim() == 4:
+            cell = kv.shape[-1] // 2
+            halves = {"K": kv[..., :cell].transpose(1, 2), "V": kv[..., cell:].transpose(1, 2)}
+        if halves and all(half in scales and scales[half].shape == cells.shape[:-1] for half, cells in halves.items()):
+            for half, cells in halves.items():
+                one, other = cells.untyped_storage(), scales[half].untyped_storage()
+                within = (one.data_ptr() or one._cdata) == (other.data_ptr() or other._cdata)
+                tail = scales[half].element_size() // cells.element_size() if within else 0
+                found[f"{name} {half} data"] = cells[..., : cells.shape[-1] - tail]
+        else:
+            found.update({f"{name} KV {n}" if len(caches) > 1 else f"{name} KV": kv for n, kv in enumerate(caches)})
+        found.update({f"{name} {half} scale": scale for half, scale in scales.items()})
+    return found
 
 
 def write_views(path, tensors):
     """Write a kvviz views file of ``{name: torch tensor}``: geometry only. Paste this function where they live."""
     import json
 
-    memory, pools, names, views, claims = {}, [], {}, [], []
-    for name, tensor in tensors.items():
-        held = tensor.untyped_storage()
-        memory[name] = str(tensor.device), held.data_ptr() or held._cdata << 40, held.nbytes()
+    given, pools, names, views, claims = {str(n): (t, t.untyped_storage()) for n, t in tensors.items()}, [], {}, [], []
+    memory = {n: (str(t.device), held.data_ptr() or held._cdata << 40, held.nbytes()) for n, (t, held) in given.items()}
     for device, start, size in sorted(set(memory.values())):
         if pools and pools[-1][0] == device and start < pools[-1][2]:  # memories that overlap are one
             pools[-1][2] = max(pools[-1][2], start + size)
         else:
             pools.append([device, start, start + size])
-    for name, tensor in tensors.items():
-        home = max(n for n, pool in enumerate(pools) if pool[:2] <= list(memory[name][:2]))
-        skip, size = memory[name][1] - pools[home][1], tensor.element_size()
+    homes = {n: max(m for m, pool in enumerate(pools) if pool[:2] <= list(memory[n][:2])) for n in given}
+    for name, (tensor, _) in given.items():
+        skip, size, of = memory[name][1] - pools[homes[name]][1], tensor.element_size(), name[:-5] + "data"
         if skip % size:
             raise ValueError(f"{name} starts {skip} bytes into its memory, no multiple of its {size}-byte elements")
-        held = names.setdefault(home, f"storage {len(names)}")
-        view = {"name": str(name), "storage": held, "dtype": {"itemsize": size}}
-        view["shape"], view["stride"] = list(map(int, tensor.shape)), list(map(int, tensor.stride()))
-        view["offset"] = int(tensor.storage_offset()) + skip // size
-        view["role"] = "scale" if "scale" in str(name).lower() else "data"
-        views.append(view)
-    for role in ("data", "scale"):
-        claims.append({"kind": "disjoint", "views": [view["name"] for view in views if view["role"] == role]})
+        view = {"name": name, "storage": names.setdefault(homes[name], f"storage {len(names)}")}
+        view |= {"shape": list(map(int, tensor.shape)), "stride": list(map(int, tensor.stride()))}
+        view |= {"dtype": {"itemsize": size}, "offset": int(tensor.storage_offset()) + skip // size}
+        views.append(view | {"role": "scale" if "scale" in name.lower() else "data"})
+        data = given[of][0] if tensor.dim() and name.endswith(" scale") and homes.get(of) == homes[name] else tensor
+        if data.shape[:-1] == tensor.shape and data.stride()[-1:] == (1,) and min(data.stride()[:-1]) > data.shape[-1]:
+            claims.append(
+                {"kind": "follows", "scale": name, "data": of, "at_bytes": data.shape[-1] * data.element_size()}
+            )
+    groups = [[view["name"] for view in views if view["role"] == role] for role in ("data", "scale")]
+    claims = [{"kind": "disjoint", "views": group} for group in groups if len(group) > 1] + claims
     storages = [{"name": names[n], "nbytes": pools[n][2] - pools[n][1]} for n in names]
-    made = {"format": "kvviz-views", "version": 1, "storages": storages, "views": views}
     with open(path, "w", encoding="utf-8") as file:
-        json.dump({**made, "claims": claims}, file)
+        json.dump({"format": "kvviz-views", "version": 1, "storages": storages, "views": views, "claims": claims}, file)
 
 
 def _named(name: str, given: Any) -> Iterator[tuple[str, Any]]:

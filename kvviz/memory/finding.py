@@ -20,8 +20,8 @@ MOST_HITS = 6
 """Lines of text about what misplaced elements hit."""
 
 LOOK_ELSEWHERE = (
-    "clean: the layout holds, look at ordering (a race, a missing wait), at lifetimes (stale bytes of the block's last "
-    "owner) or at the tables' contents; none of them shows in a layout"
+    "clean: what was claimed holds; look next at ordering (a race, a missing wait), at lifetimes (stale bytes of the "
+    "block's last owner) and at the tables' contents: none of them shows in a layout"
 )
 
 

@@ -15,6 +15,7 @@ Version 1, in full; whatever is not named here is refused, with the path of what
     claims    list of {kind: a class of kvviz.memory.claims in small letters, for example "belongs_at"
                        and the fields of that class; views are given by name}; default none
 
+To claim more of a file: ``dump(replace(file, claims=(*file.claims, ...)))`` with ``file = read(path)``.
 Geometry only: no tensor's content is in it. Reading one needs neither torch nor a GPU.
 """
 

@@ -3,13 +3,11 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from kvviz.memory.audit import rightful_place
 from kvviz.memory.claims import BelongsAt, Claim, Covers, Disjoint, Follows
 from kvviz.memory.finding import Finding, Place
 from kvviz.memory.view import Storage, View
-from kvviz.show.bytemap import ByteMap, byte_map, claimed_bytes
+from kvviz.show.bytemap import ByteMap, ByteRun, byte_map, claimed_bytes
 
 ROW_BYTES, ROWS = 64, 4
 MAX_SHOWN = 48
@@ -33,25 +31,34 @@ def map_around(finding: Finding, views: Sequence[View], claims: Sequence[Claim] 
     if window is None:
         return None
     storage, start, stop = window
-    owners += _bystanders(views, claims, [*owners, *writers], storage, start, stop)
-    return byte_map(owners, writers, window=(start, stop), storage=storage)
+    record = byte_map(owners, writers, window=(start, stop), storage=storage)
+    for view in _bystanders(views, claims, [*owners, *writers]):
+        if any(run.state == "unowned" for run in record.runs) and len(record.owners) < MAX_SHOWN:
+            record = _beneath(record, view)
+    return record
 
 
-def _bystanders(
-    views: Sequence[View], claims: Sequence[Claim], shown: Sequence[View], storage: Storage, start: int, stop: int
-) -> Iterator[View]:
-    """Views that nothing is claimed of and that alone reach some byte of the window: theirs is no padding."""
-    there = [view for view in shown if view.storage == storage]
-    taken = np.any([claimed_bytes(view, start, stop) for view in there], axis=0)
+def _bystanders(views: Sequence[View], claims: Sequence[Claim], shown: Sequence[View]) -> Iterator[View]:
+    """Views that are not shown and no mere maps or extents: what is theirs is no padding."""
     names = {view.name for view in shown} | _rightful(claims, {view.name: view for view in views})[1]
     names |= {claim.extent for claim in claims if isinstance(claim, Covers)}
-    for view in views:
-        if view.storage == storage and view.name not in names and len(there) < MAX_SHOWN:
-            own = claimed_bytes(view, start, stop)
-            if own.any() and not (own & taken).any():
-                taken |= own
-                there.append(view)
-                yield view
+    yield from (view for view in views if view.name not in names)
+
+
+def _beneath(record: ByteMap, view: View) -> ByteMap:
+    """The map with a view as owner and writer of those bytes that nobody owned or wrote."""
+    if view.storage != record.storage or not claimed_bytes(view, record.start, record.stop).any():
+        return record
+    below = byte_map([view], window=(record.start, record.stop), storage=record.storage)
+    runs: list[ByteRun] = []
+    for run in record.runs:
+        under = [one for one in below.runs if one.start < run.stop and run.start < one.stop]
+        cut = [replace(one, start=max(one.start, run.start), stop=min(one.stop, run.stop)) for one in under]
+        runs += cut if run.state == "unowned" else [run]
+    if not any(run.owner and run.owner.view == view.name for run in runs):
+        return record
+    both = (*record.owners, view), (*record.writers, view)
+    return replace(record, runs=tuple(runs), owners=both[0], writers=both[1])
 
 
 def _window(place: Place, storage: Storage | None) -> tuple[Storage, int, int] | None:

@@ -2,12 +2,16 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from os.path import commonprefix
 
 from kvviz.memory.finding import Finding, Place
 from kvviz.show.bytemap import ByteMap
 
 POINTED = ("collision", "misplaced", "permuted")
 """Kinds of findings that can be pointed at."""
+
+MOST_NAMES, MAX_NAME = 4, 25
+"""Views that a sentence on a figure names, and characters of a name: it must fit on the figure's width."""
 
 
 def shows(record: ByteMap, finding: Finding) -> bool:
@@ -43,8 +47,19 @@ def claim_of(finding: Finding, size: int) -> str:
     if len(layers) == 1 and "" not in layers:
         name, count = next(iter(layers.items()))
         return f"{count} layers write these {size} bytes, each as its {name}"
-    names = [name if count == 1 else f"the {name} of {count} layers" for name, count in _named(finding.views, layers)]
-    return f"{len(finding.views)} views write these {size} bytes: {', '.join(names)}"
+    named = _named(finding.views, layers)
+    alike = len(commonprefix(finding.views))
+    names = [shortened(name, alike) if count == 1 else f"the {name} of {count} layers" for name, count in named]
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return f"{len(finding.views)} views write these {size} bytes: {', '.join(names[:MOST_NAMES])}{more}"
+
+
+def shortened(name: str, alike: int = 0) -> str:
+    """A name of at most :data:`MAX_NAME` characters: a longer one loses its first ``alike`` ones, or its middle."""
+    if len(name) <= MAX_NAME:
+        return name
+    rest, half = name[alike:], (MAX_NAME - 1) // 2
+    return f"…{rest}" if alike and 0 < len(rest) < MAX_NAME else f"{name[:half]}…{name[-half:]}"
 
 
 def _named(views: Sequence[str], layers: Counter) -> list[tuple[str, int]]:

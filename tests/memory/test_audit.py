@@ -243,12 +243,26 @@ def test_scales_are_held_against_the_owner_of_their_name():
 
 
 def test_clean_says_where_to_look_next():
-    result = audit([words("a", 0), words("b", 1)], [Disjoint(("a", "b")), BelongsAt("a", words("a", 0))])
+    views = [words("a", 0), words("b", 1), words("d", 4, role="data")]
+    claims = [Disjoint(("a", "b")), Disjoint(("a", "d")), *(BelongsAt(n, words(n, k)) for k, n in enumerate("ab"))]
+    assert LOOK_ELSEWHERE.startswith("clean: what was claimed holds;")
     assert "ordering" in LOOK_ELSEWHERE and "stale" in LOOK_ELSEWHERE
-    assert str(result) == (
+    assert str(audit(views, claims)) == (
         f"{LOOK_ELSEWHERE}\n"
-        "checked: 2 views within their storages, none on itself; 2 views disjoint; 1 views at their rightful places"
+        "checked: 3 views within their storages, none on itself; 2 scale views disjoint; "
+        "2 views (1 scale, 1 data) disjoint; 2 scale views at their rightful places"
     )
+
+
+def test_scales_that_nobody_places_are_noted():
+    a, b, data = words("a", 0), words("b", 1), words("d", 2, role="data")
+    apart = Disjoint(("a", "b", "d"))
+    (note,) = audit([a, b, data], [apart, BelongsAt("a", words("a", 0))]).notes
+    assert "says where 1 of 2 scale views belong" in note
+    assert audit([a, b, data], [apart, BelongsAt("a", "b")]).notes == ()
+    (note,) = audit([data, words("e", 1, role="data")], [Disjoint(("d", "e"))]).notes
+    assert note.startswith("no scale view was given")
+    assert audit([a, b, data]).notes == ()
 
 
 def test_a_collision_in_words():
@@ -257,7 +271,8 @@ def test_a_collision_in_words():
         "collision: a, b: 2 cells, 4 bytes of A\n"
         "  first: a [block 1] at bytes [8, 12)\n"
         "  first: b [block 0] at bytes [8, 12)\n"
-        "checked: 2 views within their storages, none on itself; 2 views disjoint"
+        "note: no claim (belongs_at, follows) says where 2 of 2 scale views belong: they may be misplaced\n"
+        "checked: 2 views within their storages, none on itself; 2 scale views disjoint"
     )
 
 

@@ -1,6 +1,7 @@
 """Views from real things: memory that is shared is found, and the views of a vLLM-like worker hold its bug."""
 
 import inspect
+import re
 import subprocess
 import sys
 import time
@@ -14,7 +15,9 @@ from numpy.lib.stride_tricks import as_strided
 
 from kvviz.memory.audit import audit
 from kvviz.memory.buffers import allocate
-from kvviz.memory.collect import usual_claims, views_of, views_of_vllm, write_views
+from kvviz.memory.claims import Follows
+from kvviz.memory.collect import tensors_of_vllm, usual_claims, views_of, views_of_vllm, write_views
+from kvviz.memory.layout import LAYOUTS
 from kvviz.memory.spec import CacheSpec
 from kvviz.memory.view import Storage
 from kvviz.memory.viewsfile import read
@@ -89,9 +92,10 @@ def test_a_sparse_tensor_is_refused():
         views_of({"x": torch.zeros(3, 3).to_sparse()})
 
 
-def context(carve: str, wrapped: bool = False) -> dict:
-    """What a worker's static forward context holds, for a cross-layer cache."""
-    cache = allocate(CacheSpec(3, 6, 4, 2, 16, "int8_per_token_head"), "cross-layer NHD", "meta")
+def context(carve: str, wrapped: bool = False, layout: str = "cross-layer NHD", padded: int | None = None) -> dict:
+    """What a worker's static forward context holds."""
+    spec = CacheSpec(3, 6, 4, 2, 16, "int8_per_token_head", page_size_padded=padded)
+    cache = allocate(spec, layout, "meta")
     layers = {}
     for number, (kv, (k, v)) in enumerate(zip(cache.kv_caches, cache.carve_scales(carve), strict=True)):
         impl = SimpleNamespace(_k_scale_cache=k, _v_scale_cache=v)
@@ -102,40 +106,96 @@ def context(carve: str, wrapped: bool = False) -> dict:
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_the_scale_bug_is_found_with_the_views_of_impl_and_not_without(wrapped):
     views = views_of_vllm(context("shape", wrapped))
-    assert [v.name for v in views[:3]] == [f"model.layers.0.attn {part}" for part in ("KV", "K scale", "V scale")]
+    parts = ("K data", "V data", "K scale", "V scale")
+    assert [v.name for v in views[:4]] == [f"model.layers.0.attn {part}" for part in parts]
     found = audit(views, usual_claims(views))
-    assert found.of_kind("collision") and {"model.layers.2.attn K scale"} & set(found.findings[0].views)
+    assert found.of_kind("collision") and {f.views[0] for f in found.of_kind("misplaced")} == {
+        v.name for v in views if v.role == "scale" and v.name.startswith(("model.layers.1", "model.layers.2"))
+    } | {"model.layers.0.attn K scale", "model.layers.0.attn V scale"}
     alone = [v for v in views if v.role == "data"]
     assert audit(alone, usual_claims(alone)).clean
     right = views_of_vllm(context("strides", wrapped))
     assert audit(right, usual_claims(right)).clean
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_in_every_layout_each_scale_is_claimed_to_follow_its_data(layout):
+    views = views_of_vllm(context("strides", layout=layout))
+    claims = usual_claims(views)
+    assert [c for c in claims if isinstance(c, Follows)] == [
+        Follows(f"model.layers.{n}.attn {half} scale", f"model.layers.{n}.attn {half} data", 16)
+        for n in range(3)
+        for half in "KV"
+    ]
+    assert audit(views, claims).clean and {v.shape for v in views if v.role == "data"} == {(6, 4, 2, 16)}
+
+
+def test_scales_that_step_by_the_unpadded_page_are_found_by_the_usual_claims(tmp_path):
+    """vLLM issue 49716: nothing collides here but what is claimed to follow."""
+    layers = context("strides", layout="NHD", padded=512)
+    for layer in layers.values():
+        for half in ("_k_scale_cache", "_v_scale_cache"):
+            scale = getattr(layer.impl, half)
+            step = 2 * 4 * 2 * 20 // 4  # a page's content, in float32
+            setattr(layer.impl, half, scale.as_strided(scale.shape, (step, *scale.stride()[1:])))
+    write_views(tmp_path / "views.json", tensors_of_vllm(layers))
+    found = read(tmp_path / "views.json").audit()
+    assert {(f.kind, f.cells) for f in found.findings} == {("misplaced", 5 * 4 * 2)} and len(found.findings) == 6
+
+
+def test_permuted_scales_are_found_by_the_usual_claims(tmp_path):
+    layers = context("strides", layout="NHD")
+    for layer in layers.values():
+        k, v = layer.impl._k_scale_cache, layer.impl._v_scale_cache
+        layer.impl._k_scale_cache, layer.impl._v_scale_cache = v, k
+    write_views(tmp_path / "views.json", tensors_of_vllm(layers))
+    found = read(tmp_path / "views.json").audit()
+    assert len(found.of_kind("misplaced")) == 6 and not found.of_kind("collision")
+
+
+def test_nothing_is_claimed_of_scales_where_cells_leave_no_room_or_that_lie_elsewhere(tmp_path):
+    pool = torch.zeros(400, dtype=torch.uint8)
+    dense = {"a K data": pool[:256].view(4, 4, 16), "a K scale": pool[256:320].view(torch.float32).view(4, 4)}
+    apart = {"b data": pool[320:].view(4, 20)[:, :16], "b scale": torch.zeros(4)}
+    heads = {
+        "c data": pool[:256].view(2, 8, 16).transpose(0, 1),
+        "c scale": pool[256:320].view(torch.float32).view(8, 2),
+    }
+    other = {"d data": pool[320:].view(4, 20)[:, :16], "d scale": torch.zeros(3), "e": torch.tensor(1.0)}
+    for tensors in (dense, apart, heads, other, {"f data": pool[:4], "f scale": pool[4]}):
+        write_views(tmp_path / "views.json", tensors)
+        claims = read(tmp_path / "views.json").claims
+        assert claims == usual_claims(views_of(tensors)) and not [c for c in claims if isinstance(c, Follows)]
+
+
+def test_side_tensors_of_scales_leave_the_cells_whole():
+    """A cache without tails whose scales are tensors of their own."""
+    kv, scales = torch.zeros(2, 2, 4, 32, dtype=torch.int8), [torch.zeros(2, 4, 2) for _ in "KV"]
+    impl = SimpleNamespace(_k_scale_cache=scales[0], _v_scale_cache=scales[1])
+    views = views_of_vllm({"a": SimpleNamespace(kv_cache=kv, impl=impl)})
+    assert [v.shape for v in views] == [(2, 4, 2, 16)] * 2 + [(2, 4, 2)] * 2
+    assert audit(views, usual_claims(views)).clean
+
+
 def test_layers_before_the_first_pass_and_without_a_cache():
+    odd = SimpleNamespace(_k_scale_cache=torch.zeros(7), _v_scale_cache=None)
     layers = {
         "fresh": SimpleNamespace(kv_cache=torch.zeros(2, 4), impl=SimpleNamespace(_k_scale_cache=None)),
         "empty": SimpleNamespace(kv_cache=[torch.tensor([])], impl=SimpleNamespace()),
         "mamba": SimpleNamespace(kv_cache=([torch.zeros(3), torch.zeros(5)],)),
+        "odd": SimpleNamespace(kv_cache=torch.zeros(2, 2, 4, 2, 20), impl=odd),
         "none": SimpleNamespace(),
     }
-    assert [v.name for v in views_of_vllm(layers)] == ["fresh KV", "mamba KV 0", "mamba KV 1"]
-
-
-def tensors_of(layers: dict) -> dict:
-    found = {}
-    for name, layer in layers.items():
-        kv = layer.kv_cache
-        found |= {f"{name} KV": kv, f"{name} K scale": layer.impl._k_scale_cache}
-        found[f"{name} V scale"] = layer.impl._v_scale_cache
-    return found
+    assert [v.name for v in views_of_vllm(layers)] == ["fresh KV", "mamba KV 0", "mamba KV 1", "odd KV", "odd K scale"]
 
 
 @pytest.mark.parametrize("carve", ["shape", "strides"])
 def test_a_written_file_is_judged_elsewhere_as_here(carve, tmp_path):
     layers = context(carve)
-    write_views(tmp_path / "views.json", tensors_of(layers))
+    write_views(tmp_path / "views.json", tensors_of_vllm(layers))
     views = views_of_vllm(layers)
     assert read(tmp_path / "views.json").views == views
+    assert read(tmp_path / "views.json").claims == usual_claims(views)
     assert read(tmp_path / "views.json").audit() == audit(views, usual_claims(views))
 
 
@@ -143,7 +203,7 @@ def test_the_writer_can_be_pasted_and_takes_milliseconds(tmp_path):
     source = inspect.getsource(write_views)
     assert len(source.splitlines()) <= 30
     room: dict = {}
-    exec(source, room)
+    exec(source + inspect.getsource(tensors_of_vllm), room)
     pool = torch.zeros(200, 64, 2, 16, dtype=torch.float16)
     kinds = (torch.float8_e4m3fn, torch.bfloat16, torch.uint8, torch.bool, torch.complex64)
     tensors = {f"layer {n}": pool[n] for n in range(195)} | {str(k): torch.zeros(3, dtype=k) for k in kinds}
@@ -154,6 +214,7 @@ def test_the_writer_can_be_pasted_and_takes_milliseconds(tmp_path):
         times.append(time.perf_counter() - begun)
     assert min(times) < 0.05
     assert read(tmp_path / "views.json").views == views_of(tensors)
+    assert room["tensors_of_vllm"](context("strides")).keys() == tensors_of_vllm(context("strides")).keys()
 
 
 def test_collecting_imports_neither_torch_nor_numpys_friends():
@@ -170,3 +231,24 @@ def test_the_pasteable_writer_joins_memories_that_overlap(tmp_path, cut):
     write_views(tmp_path / "w.json", tensors)
     (finding,) = read(tmp_path / "w.json").audit().findings
     assert (finding.kind, finding.bytes) == ("collision", min(cut[1], cut[3]) - max(cut[0], cut[2]))
+
+
+def test_what_the_readme_shows_runs(tmp_path):
+    """The vLLM call, the SGLang dict, and claims added to a file afterwards."""
+    text = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8").partition("## Is it my layout?")[2]
+    blocks = [inspect.cleandoc("\n" + part) for part in re.findall(r" {3}```python\n(.*?) {3}```", text, re.DOTALL)]
+    vllm, others, more = (block.replace("/tmp/views-", f"{tmp_path}/views-") for block in blocks)
+    torch_ = SimpleNamespace(distributed=SimpleNamespace(get_rank=lambda: 0))
+    held = SimpleNamespace(static_forward_context=context("strides"))
+    pool = SimpleNamespace(k_buffer=[torch.zeros(4, 2, 8)], v_buffer=[torch.zeros(4, 2, 8)])
+    room = {"torch": torch_, "write_views": write_views, "tensors_of_vllm": tensors_of_vllm}
+    room |= {"runner": SimpleNamespace(compilation_config=held), "kv_caches": {"a": pool.k_buffer[0]}}
+    room["model_runner"] = SimpleNamespace(token_to_kv_pool=pool)
+    exec(vllm, room)
+    exec(more.replace("more.json", str(tmp_path / "more.json")), room)
+    more_claims = read(tmp_path / "more.json").claims
+    assert len(more_claims) == len(read(tmp_path / "views-rank0.json").claims) + 12 == 20
+    assert read(tmp_path / "more.json").audit().clean
+    exec(others, room)
+    assert list(room["tensors"]) == ["layer 0 K", "layer 0 V"]
+    assert [view.name for view in read(tmp_path / "views-rank0.json").views] == ["a KV"]

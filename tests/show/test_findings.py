@@ -1,6 +1,7 @@
 """The page of an audit and the layout contract: every finding told, every place drawn, nothing live in the page."""
 
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -13,9 +14,11 @@ from kvviz.memory.layout import LAYOUTS
 from kvviz.memory.spec import CacheSpec
 from kvviz.memory.view import Storage, View
 from kvviz.show.bytemap import byte_map
+from kvviz.show.canvas import BODY, text_inches
 from kvviz.show.contract import assert_layout
 from kvviz.show.findings import render_html
 from kvviz.show.nearby import map_around
+from kvviz.show.pointing import claim_of, shortened
 
 
 class Page(HTMLParser):
@@ -93,16 +96,51 @@ def test_views_that_no_claim_names_are_seen_beside_the_place():
     storage = Storage("pool", 256)
     kv = [View(f"layer {n} K", storage, (2, 32), (128, 1), 64 * n, axes=("block", "byte")) for n in range(2)]
     scales = [View(f"s{n}", storage, (2,), (32,), 8, 4, ("block",), "scale") for n in range(2)]
-    over = View("over", storage, (8,), (1,), 60)
+    over = View("over", storage, (8,), (1,), 60, axes=("byte",))
     claims = [Disjoint(("s0", "s1"))]
     (finding,) = audit([*kv, *scales, over], claims).findings
     record = map_around(finding, [*kv, *scales, over], claims)
     seen = {run.start: (run.owner.view if run.owner else None, run.state) for run in record.runs}
     assert seen == {
-        0: ("layer 0 K", "right"), 32: ("s0", "contested"), 36: (None, "unowned"), 64: ("layer 1 K", "right"),
-        96: (None, "unowned"), 128: ("layer 0 K", "right"), 160: ("s0", "contested"),
+        0: ("layer 0 K", "right"), 32: ("s0", "contested"), 36: (None, "unowned"), 60: ("over", "right"),
+        64: ("layer 1 K", "right"), 96: (None, "unowned"), 128: ("layer 0 K", "right"), 160: ("s0", "contested"),
         164: (None, "unowned"), 192: ("layer 1 K", "right"), 224: (None, "unowned"),
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("carve", ["shape", "strides"])
+def test_whole_cells_that_no_claim_names_are_no_padding(carve):
+    """Data views with their tails meet the scales: only what is nobody else's is theirs."""
+    cache = allocate(CacheSpec(2, 4, 2, 2, 16, "int8_per_token_head"), "cross-layer NHD", "meta")
+    storage = cache.storage_of(0)
+    kv = [View.of(kv, f"layer {n} KV", storage) for n, kv in enumerate(cache.kv_caches)]
+    scales = list(cache.claims(cache.carve_scales(carve)))
+    over = View("over", storage, (4,), (1,), 16, role="scale")
+    claims = [Disjoint((*(v.name for v in scales), "over"))]
+    finding = audit([*kv, *scales, over], claims).findings[0]
+    record = map_around(finding, [*kv, *scales, over], claims)
+    alone = byte_map([*scales, over], window=(record.start, record.stop), storage=storage)
+    whole = byte_map(kv, window=(record.start, record.stop), storage=storage)
+    assert record.count("unowned") == 0 and record.count("contested") == alone.count("contested") > 0
+    for byte in range(record.start, record.stop):
+        told = alone if alone.at(byte).writers else whole
+        assert (record.at(byte).owner, record.at(byte).writers) == (told.at(byte).owner, told.at(byte).writers)
+
+
+@pytest.mark.parametrize("count", [2, 4, 9])
+def test_what_a_figure_says_of_long_names_fits_on_it(count):
+    storage = Storage("pool", 64)
+    names = [f"language_model.model.layers.{n}.self_attn.attn K data" for n in range(count)]
+    views = [View(name, storage, (8,), (1,), 8) for name in names]
+    (finding,) = audit(views, [Disjoint(tuple(names))]).findings
+    told = claim_of(finding, 8)
+    assert text_inches(told, BODY, bold=True) < 10 and told.startswith(
+        f"{count} views write these 8 bytes: …0.self_attn.attn K data, …1."
+    )
+    assert told.count("K data") == min(count, 4) and told.endswith(" and 5 more") == (count == 9)
+    assert len(shortened("x" * 99)) <= 25 and shortened("model.layers.10.self_attn K").endswith("self_attn K")
+    short = claim_of(replace(finding, views=("a", "b", "layer 1 K", "layer 2 K")), 8)
+    assert short == "4 views write these 8 bytes: a, b, the K of 2 layers"
 
 
 def test_a_view_on_itself_and_one_beyond_its_storage():
@@ -141,7 +179,7 @@ def test_findings_without_a_place_and_every_other_kind():
 def test_a_clean_page_says_where_to_look_and_names_are_escaped():
     view = View('<script>alert(1)</script> & "co"', Storage("<b>s</b>", 8), (4,), (1,))
     page = render_html(audit([view]), [view], title="<i>")
-    assert "look at ordering" in page and "prefers-color-scheme: dark" in page and "<i>" not in page
+    assert "look next at ordering" in page and "prefers-color-scheme: dark" in page and "<i>" not in page
     sick = View(view.name, view.storage, (9,), (1,))
     page = render_html(audit([sick]), [sick])
     assert "<script" not in page and "<b>" not in page and "&lt;script&gt;" in page
