@@ -78,6 +78,7 @@ class ByteMap:
     Attributes:
         values: the bytes themselves, or None where only the geometry is known.
         owners, writers: the views of this storage that the runs come from.
+        beneath: views that count as owners and writers of bytes that none of those has.
         kv_cache_dtype: the mode that the bytes are decoded in, or None.
     """
 
@@ -89,6 +90,7 @@ class ByteMap:
     owners: tuple[View, ...] = ()
     writers: tuple[View, ...] = ()
     kv_cache_dtype: str | None = None
+    beneath: tuple[View, ...] = ()
 
     def at(self, byte: int) -> ByteRun:
         """The run that holds a byte of the storage."""

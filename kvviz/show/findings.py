@@ -1,6 +1,5 @@
 """An audit as one HTML page: each finding in words, what it hits, and a map of its place. Needs no network."""
 
-import base64
 from collections.abc import Sequence
 from dataclasses import replace
 from html import escape
@@ -9,11 +8,9 @@ from kvviz.memory.claims import Claim
 from kvviz.memory.finding import KINDS, Audit, Finding
 from kvviz.memory.view import View
 from kvviz.show.bytemap import ByteMap
-from kvviz.show.canvas import render
+from kvviz.show.html import MapView
 from kvviz.show.nearby import ROW_BYTES, map_around
 from kvviz.show.pointing import POINTED, shows
-from kvviz.show.static import figure
-from kvviz.show.text import render_text
 
 MAX_MAPS = 16
 """Findings whose place is drawn; those behind are told in words."""
@@ -22,7 +19,8 @@ MAX_TITLE = 60
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1b1b1b; --paper: #fff; --soft: #5a5a5a; --line: #c9c9c9; --bad: #a3260b;
-  --good: #1d6b35 }
+  --good: #1d6b35; --jp-layout-color1: var(--paper); --jp-content-font-color1: var(--ink);
+  --jp-content-font-color2: var(--soft); --jp-border-color1: var(--line) }
 @media (prefers-color-scheme: dark) { :root { --ink: #e8e8e8; --paper: #16181b; --soft: #a9adb3; --line: #43474d;
   --bad: #ff9c80; --good: #7fd698 } }
 body { margin: 2rem auto; max-width: 72rem; padding: 0 1rem; color: var(--ink); background: var(--paper);
@@ -31,8 +29,7 @@ h1 { font-size: 1.5rem } h2 { font-size: 1.2rem; margin-top: 2.5rem; overflow-wr
 pre { overflow-x: auto; white-space: pre-wrap; overflow-wrap: anywhere; font-size: .9rem }
 table { border-collapse: collapse } th, td { text-align: left; padding: .2rem .8rem .2rem 0;
   border-bottom: 1px solid var(--line); overflow-wrap: anywhere } td.count { text-align: right }
-figure { margin: 1rem 0 } img { max-width: 100%; height: auto; background: #fff; border-radius: 4px }
-pre.map { white-space: pre } figcaption, .kind { color: var(--soft) } .bad { color: var(--bad) }
+pre.map { white-space: pre } .kind { color: var(--soft) } .bad { color: var(--bad) }
 .good { color: var(--good) }
 """
 
@@ -116,18 +113,11 @@ def _maps(finding: Finding, views: Sequence[View], claims: Sequence[Claim]) -> d
 
 
 def _figure(finding: Finding, maps: dict[str, ByteMap]) -> str:
-    """The drawn maps, their text twin folded beneath."""
+    """The living maps, their text twin folded beneath."""
     pointed = replace(finding, example=finding.example if finding.kind == "collision" else finding.example[:2])
     able = finding.kind in POINTED and any(shows(record, pointed) for record in maps.values())
-    sheet = figure(maps, row_bytes=ROW_BYTES, finding=pointed if able else None)
-    picture = base64.b64encode(render(sheet, "png")).decode("ascii")
-    text = "\n\n".join(f"{title}\n{render_text(record, ROW_BYTES)}" for title, record in maps.items())
+    view = MapView(maps, row_bytes=ROW_BYTES, finding=pointed if able else None)
     return (
-        f'<figure>\n<img src="data:image/png;base64,{picture}" alt="{escape(sheet.alt_text)}">\n'
-        f"<figcaption>{escape('; '.join(map(_caption, maps.values())))}</figcaption>\n</figure>\n"
-        f'<details><summary>The map as text</summary>\n<pre class="map">{escape(text)}</pre>\n</details>'
+        f"{view.html}\n"
+        f'<details><summary>The map as text</summary>\n<pre class="map">{escape(view.text)}</pre>\n</details>'
     )
-
-
-def _caption(record: ByteMap) -> str:
-    return f"{record.storage.name}, bytes [{record.start}, {record.stop}) of {record.storage.nbytes}"

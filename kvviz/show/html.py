@@ -87,7 +87,7 @@ class MapView:
         """The maps and their script, to be put anywhere into a page."""
         hues = hues_of(self.maps.values())
         for record in self.maps.values():
-            for view in (*record.owners, *record.writers):
+            for view in (*record.owners, *record.writers, *record.beneath):
                 hues.setdefault(_key(view), len(hues) if isinstance(_key(view), str) else _key(view))
         drawn = [self._figure(title, record, hues) for title, record in self.maps.items()]
         side = " kvviz-side" if self.beside and len(drawn) > 1 else ""
@@ -232,7 +232,8 @@ def _views(record: ByteMap, hues: Mapping) -> dict:
     numbers = {view: n for n, view in enumerate(record.owners)}
     owners = [shown(view) for view in record.owners]
     writers = [numbers[view] if view in numbers else shown(view) for view in record.writers]
-    return {"owners": owners, "writers": writers, "forms": [json.loads(form) for form in forms]}
+    beneath = [shown(view) for view in record.beneath]
+    return {"owners": owners, "writers": writers, "beneath": beneath, "forms": [json.loads(form) for form in forms]}
 
 
 def _strip(record: ByteMap) -> list[tuple[int, int, int]]:

@@ -33,7 +33,7 @@ def map_around(finding: Finding, views: Sequence[View], claims: Sequence[Claim] 
     storage, start, stop = window
     record = byte_map(owners, writers, window=(start, stop), storage=storage)
     for view in _bystanders(views, claims, [*owners, *writers]):
-        if any(run.state == "unowned" for run in record.runs) and len(record.owners) < MAX_SHOWN:
+        if any(run.state == "unowned" for run in record.runs) and len(record.beneath) < MAX_SHOWN:
             record = _beneath(record, view)
     return record
 
@@ -57,8 +57,7 @@ def _beneath(record: ByteMap, view: View) -> ByteMap:
         runs += cut if run.state == "unowned" else [run]
     if not any(run.owner and run.owner.view == view.name for run in runs):
         return record
-    both = (*record.owners, view), (*record.writers, view)
-    return replace(record, runs=tuple(runs), owners=both[0], writers=both[1])
+    return replace(record, runs=tuple(runs), beneath=(*record.beneath, view))
 
 
 def _window(place: Place, storage: Storage | None) -> tuple[Storage, int, int] | None:

@@ -10,7 +10,7 @@ from kvviz.show.bytemap import ByteMap
 from kvviz.show.palette import Style, rgb
 from kvviz.show.words import style_of
 
-WIDTH_PIXELS, ROW_PIXELS, MAX_PIXELS = 1024, 14, 1400
+WIDTH_PIXELS, ROW_PIXELS, MAX_PIXELS = 1024, 12, 1400
 CLEAR = 0
 """Palette index of the gaps between rows; transparent."""
 

@@ -113,7 +113,9 @@ def describe(record: ByteMap, byte: int) -> tuple[str, ...]:
     run = record.at(byte)
     value = record.value(byte, 1)
     lines = [f"byte {byte} (0x{byte:x})" + ("" if value is None else f": 0x{value[0]:02x} = {value[0]}")]
-    lines.append(f"{_whose(record.owners, run.owner, byte)}" if run.owner else "padding: nobody's byte")
+    lines.append(
+        f"{_whose((*record.owners, *record.beneath), run.owner, byte)}" if run.owner else "padding: nobody's byte"
+    )
     strangers = [part for part in run.writers if part != run.owner]
     if run.state == "unreached":
         lines.append("nobody writes here")

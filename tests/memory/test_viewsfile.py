@@ -79,7 +79,7 @@ def random_claim(draw: random.Random, cls: type, names: list[str]) -> Claim:
             values[part.name] = tuple(draw.sample(names, 2))
         elif part.name in ("at_bytes", "count", "ratio", "boundary_bytes", "stride_bytes"):
             values[part.name] = draw.randint(0, 99)
-        elif part.name == "required":
+        elif part.name in ("required", "strides"):
             values[part.name] = draw.random() < 0.5
         else:
             values[part.name] = "int32" if part.name == "address_type" else draw.choice(names)

@@ -102,6 +102,11 @@
     for (let i = 0; i < n; i++) {
       state[i] = count[i] > 1 ? CONTESTED : count[i] ? (right[i] ? RIGHT : MISPLACED) : owner[i] >= 0 ? UNREACHED : UNOWNED;
     }
+    map.beneath.forEach((view, k) => visit(view, a, b, (at, cell) => {
+      for (let i = Math.max(at - a, 0), end = Math.min(at + view.width - a, n); i < end; i++) {
+        if (state[i] === UNOWNED) { state[i] = RIGHT; owner[i] = map.owners.length + k; ownerCell[i] = cell; }
+      }
+    }));
     return { a, b, state, count, writer, writerCell, owner, ownerCell };
   }
 
@@ -110,6 +115,10 @@
   function runAt(map, byte) {
     const owners = partsAt(map.owners, byte), writers = partsAt(map.writers, byte);
     const owner = owners.find((part) => part.view.role === "data") || owners[0] || null;
+    if (!owner && !writers.length) {
+      const under = partsAt(map.beneath, byte).slice(0, 1);
+      if (under.length) return { owner: under[0], writers: under, state: RIGHT };
+    }
     let state = owner ? UNREACHED : UNOWNED;
     if (writers.length > 1) state = CONTESTED;
     else if (writers.length) state = owners.some((part) => same(part, writers[0])) ? RIGHT : MISPLACED;
@@ -231,6 +240,8 @@
       Object.assign(this, data);
       this.node = node; this.group = group;
       this.owners = data.owners.map((view) => prepared(view, data.forms));
+      this.beneath = data.beneath.map((view) => prepared(view, data.forms));
+      this.everybody = [...this.owners, ...this.beneath];
       this.writers = data.writers.map((view) => typeof view === "number" ? this.owners[view] : prepared(view, data.forms));
       this.frame = 0; this.planes = [data.values === null ? null : decode64(data.values)];
       for (const [, changes] of data.frames) this.planes.push(changed(this.planes[this.planes.length - 1], changes));
@@ -444,7 +455,7 @@
         at = i;
         if (!alike) {
           flush(column); from = column;
-          const view = this.owners[w.owner[i]];
+          const view = this.everybody[w.owner[i]];
           if (view) {
             if (view.axes[0] === "block") homes[0].add(indexOf(view, w.ownerCell[i])[0]);
             if (typeof view.key === "number") homes[1].add(view.key);
@@ -463,7 +474,7 @@
     drawRun(context, f, w, start, from, to, y, gap, colours, patterns, bytes) {
       let i = start + from - w.a;
       for (let j = i; j < Math.min(start + to - w.a, i + Math.ceil(1 / f.px)); j++) if (SEVERITY[w.state[j]] > SEVERITY[w.state[i]]) i = j;
-      const state = w.state[i], owner = this.owners[w.owner[i]], writer = this.writers[w.writer[i]];
+      const state = w.state[i], owner = this.everybody[w.owner[i]], writer = this.writers[w.writer[i]];
       const fill = state === RIGHT ? colours.owned(owner.hue, owner.role, owner.half) : colours.fixed[state];
       const x = LEFT + (from - this.look.left) * f.px, wide = (to - from) * f.px, high = f.rowHeight - gap;
       const edge = wide > 5 ? 0.6 : 0;
