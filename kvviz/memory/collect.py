@@ -34,12 +34,15 @@ def views_of(tensors: Mapping[str, Any]) -> tuple[View, ...]:
     """The views of torch tensors (CPU, GPU or ``meta``) and numpy arrays, by name; lists of them are numbered.
 
     Tensors over one memory lie in one storage: ``storage 0``, ``storage 1``, ... in order of appearance. The role is
-    ``scale`` where the name speaks of a scale, else ``data``.
+    ``scale`` where the name's last word (behind blank or dot) speaks of a scale, else ``data``.
 
     Raises:
-        ValueError: something is neither a strided tensor nor an array.
+        ValueError: something is neither a strided tensor nor an array, or two would have one name.
     """
     found = [_geometry(name, tensor) for key, given in tensors.items() for name, tensor in _named(str(key), given)]
+    names = [one.name for one in found]
+    if double := next((name for name in names if names.count(name) > 1), None):
+        raise ValueError(f"two tensors would be named {double!r}: rename one, lists are numbered")
     homes = _storages(found)
     return tuple(_view(one, *homes[one.space, one.base]) for one in found)
 
@@ -125,7 +128,7 @@ def write_views(path, tensors):
         view = {"name": name, "storage": names.setdefault(homes[name], f"storage {len(names)}")}
         view |= {"shape": list(map(int, tensor.shape)), "stride": list(map(int, tensor.stride()))}
         view |= {"dtype": {"itemsize": size}, "offset": int(tensor.storage_offset()) + skip // size}
-        views.append(view | {"role": "scale" if "scale" in name.lower() else "data"})
+        views.append(view | {"role": "scale" if "scale" in name.lower().replace(".", " ").split(" ")[-1] else "data"})
         data = given[of][0] if tensor.dim() and name.endswith(" scale") and homes.get(of) == homes[name] else tensor
         if data.shape[:-1] == tensor.shape and data.stride()[-1:] == (1,) and min(data.stride()[:-1]) > data.shape[-1]:
             claims.append(
@@ -217,7 +220,8 @@ def _by_address(key: tuple) -> tuple[str, int]:
 
 def _view(one: _Geometry, storage: Storage, base: int) -> View:
     """In elements; where an address or a step is no multiple of the element, in bytes along one more axis."""
-    role, size, first = "scale" if "scale" in one.name.lower() else "data", one.itemsize, one.first - base
+    last_word = one.name.lower().replace(".", " ").split(" ")[-1]
+    role, size, first = "scale" if "scale" in last_word else "data", one.itemsize, one.first - base
     if any(number % size for number in (first, *one.stride_bytes)):
         axes = (*(f"axis {axis}" for axis in range(len(one.shape))), "byte")
         return View(one.name, storage, (*one.shape, size), (*one.stride_bytes, 1), first, 1, axes, role)

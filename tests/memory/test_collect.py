@@ -252,3 +252,13 @@ def test_what_the_readme_shows_runs(tmp_path):
     exec(others, room)
     assert list(room["tensors"]) == ["layer 0 K", "layer 0 V"]
     assert [view.name for view in read(tmp_path / "views-rank0.json").views] == ["a KV"]
+
+
+def test_a_role_is_read_off_the_last_word_alone():
+    tensors = {"multiscale.l0 KV": torch.zeros(4), "multiscale.l1": torch.zeros(4), "l0._k_scale_cache": torch.zeros(2)}
+    assert [view.role for view in views_of(tensors)] == ["data", "data", "scale"]
+
+
+def test_two_of_one_name_are_refused():
+    with pytest.raises(ValueError, match="two tensors would be named 'a 0'"):
+        views_of({"a": [torch.zeros(2), torch.zeros(2)], "a 0": torch.zeros(2)})
