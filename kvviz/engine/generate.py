@@ -1,6 +1,6 @@
 """Greedy generation over a KV cache: the paged one through the kernels, or a plain one as the reference."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -84,6 +84,44 @@ class PagedBackend:
         return paged_attention(query, kv, meta.block_table, meta.seq_lens, meta.query_start_loc, mode, *scales)
 
 
+class GroupedBackend:
+    """Layers in several KV cache groups, each with blocks of its own: layer ``i`` belongs to group ``i % len(groups)``.
+
+    Raises:
+        ValueError: two groups name the same block of a cache.
+    """
+
+    def __init__(self, groups: Sequence[PagedBackend]) -> None:
+        self.groups = tuple(groups)
+        taken = [block for group in self.groups for block in group.blocks]
+        if len({group.cache for group in self.groups}) == 1 and len(set(taken)) < len(taken):
+            raise ValueError("two groups name the same block: a block belongs to one group at a time")
+
+    @property
+    def cache(self) -> KVCache:
+        """The cache that all groups lie in."""
+        return self.groups[0].cache
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens of context for which every group has blocks."""
+        return min(group.max_tokens for group in self.groups)
+
+    def check(self, sizes: ModelConfig) -> None:
+        """Raise ValueError if a model of these sizes does not fit."""
+        for group in self.groups:
+            group.check(sizes)
+
+    def begin(self, positions: torch.Tensor) -> None:
+        """Prepare a forward pass in every group."""
+        for group in self.groups:
+            group.begin(positions)
+
+    def __call__(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """Write and attend in the layer's own group."""
+        return self.groups[layer % len(self.groups)](layer, query, key, value)
+
+
 @dataclass(eq=False)
 class PlainBackend:
     """The reference: K and V kept as they are, or rounded to ``dtype``, in ordinary tensors."""
@@ -113,6 +151,9 @@ class PlainBackend:
         return (scores.masked_fill(hidden, float("-inf")).softmax(-1) @ values).transpose(0, 1)
 
 
+Backend = PagedBackend | GroupedBackend | PlainBackend
+
+
 @dataclass(frozen=True)
 class Generation:
     """What a run gave: token ids, their text, and how far the two best logits lay apart at each token."""
@@ -124,7 +165,7 @@ class Generation:
 
 def generate(
     model: LanguageModel,
-    backend: PagedBackend | PlainBackend,
+    backend: Backend,
     prompt: list[int],
     max_new_tokens: int,
     *,
@@ -148,7 +189,7 @@ def generate(
 
 def tokens(
     model: LanguageModel,
-    backend: PagedBackend | PlainBackend,
+    backend: Backend,
     prompt: list[int],
     max_new_tokens: int,
     *,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from kvviz.engine.connectors import Decision, EngineConfig, KVConnector, OffloadingConnector, use_uniform_kv_cache
-from kvviz.engine.generate import Generation, PagedBackend, generate
+from kvviz.engine.generate import Generation, GroupedBackend, PagedBackend, generate
 from kvviz.engine.model import LanguageModel, ModelConfig
 from kvviz.memory.buffers import KVCache, allocate
 from kvviz.memory.footprint import Comparison, observe, predict
@@ -30,6 +30,8 @@ class Scenario:
             without per-token-head scales.
         tail: whether cells have room for their scale.
         gate: whether the allocation gate of PR 49226 is in place.
+        num_kv_cache_groups: groups that the layers are split into, in turn; each has blocks of its own.
+        indexes_kv_by_block_stride: whether the backend steps from block to block by the view's own stride.
     """
 
     kv_cache_dtype: str = "fp8_per_token_head"
@@ -39,10 +41,17 @@ class Scenario:
     gate: bool = False
     kv_cache_layout: str = "NHD"
     block_size: int = 16
+    num_kv_cache_groups: int = 1
+    indexes_kv_by_block_stride: bool = True
 
     def config(self) -> EngineConfig:
         """What the connector and the runner look at."""
-        return EngineConfig(kv_cache_dtype=self.kv_cache_dtype, kv_cache_layout=self.kv_cache_layout)
+        return EngineConfig(
+            kv_cache_dtype=self.kv_cache_dtype,
+            kv_cache_layout=self.kv_cache_layout,
+            indexes_kv_by_block_stride=self.indexes_kv_by_block_stride,
+            num_kv_cache_groups=self.num_kv_cache_groups,
+        )
 
     def decide(self) -> Decision:
         """Per-layer or cross-layer, and why."""
@@ -52,7 +61,7 @@ class Scenario:
         """Allocate a cache for ``num_tokens`` of a model, as the decision says, in the split packing."""
         spec = CacheSpec(
             num_layers=sizes.num_layers,
-            num_blocks=-(-num_tokens // self.block_size),
+            num_blocks=-(-num_tokens // self.block_size) * self.num_kv_cache_groups,
             block_size=self.block_size,
             num_kv_heads=sizes.num_kv_heads,
             head_size=sizes.head_size,
@@ -61,10 +70,14 @@ class Scenario:
         )
         return allocate(spec, released_layout(self.kv_cache_layout, self.decide().cross_layer), device, fill=fill)
 
-    def start(self, model: LanguageModel, num_tokens: int) -> PagedBackend:
+    def start(self, model: LanguageModel, num_tokens: int) -> PagedBackend | GroupedBackend:
         """A cache for ``num_tokens`` on the model's device, with its scale views carved and filled with 1.0."""
         cache = self.build(model.config, num_tokens, model.device)
-        return PagedBackend(cache, cache.ensure_scale_caches(self.carve) if cache.spec.is_per_token_head else None)
+        scales = cache.ensure_scale_caches(self.carve) if cache.spec.is_per_token_head else None
+        if self.num_kv_cache_groups == 1:
+            return PagedBackend(cache, scales)
+        blocks, step = range(cache.spec.num_blocks), self.num_kv_cache_groups
+        return GroupedBackend([PagedBackend(cache, scales, tuple(blocks[group::step])) for group in range(step)])
 
 
 SCENARIOS = {

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from kvviz.engine.blocks import BlockError, BlockPool, block_hashes
-from kvviz.engine.generate import PagedBackend, generate
+from kvviz.engine.generate import GroupedBackend, PagedBackend, generate
 from kvviz.engine.mode import device
 from kvviz.engine.offload import Offloader
+from kvviz.engine.scenarios import Scenario
 from kvviz.engine.serve import Engine, Request
 from kvviz.memory.buffers import allocate
 from kvviz.memory.spec import CacheSpec
@@ -115,3 +116,18 @@ def test_the_pool_is_whole_again_after_serving():
 def test_pinned_memory_and_a_stream_of_its_own():
     one = engine(MODES[1], "cross-layer NHD", host_blocks=4)
     assert one.offloader.host.is_pinned() and one.offloader._stream != torch.cuda.default_stream()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_groups_with_blocks_of_their_own_say_the_same(mode):
+    (request,) = requests()[:1]
+    which = Scenario(mode, num_kv_cache_groups=2, block_size=BLOCK)
+    backend = which.start(tiny_model(), 16)
+    assert [group.blocks for group in backend.groups] == [(0, 2, 4, 6), (1, 3, 5, 7)]
+    assert generate(tiny_model(), backend, list(request.prompt), 5).token_ids == alone(mode, request).token_ids
+
+
+def test_two_groups_cannot_name_one_block():
+    cache = engine("bfloat16", "NHD").cache
+    with pytest.raises(ValueError, match="two groups name the same block"):
+        GroupedBackend([PagedBackend(cache, None, (0, 1)), PagedBackend(cache, None, (1, 2))])
