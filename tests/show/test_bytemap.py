@@ -15,7 +15,7 @@ from kvviz.memory.buffers import allocate
 from kvviz.memory.layout import LAYOUTS
 from kvviz.memory.spec import CacheSpec
 from kvviz.memory.view import Storage, View
-from kvviz.show.bytemap import MAX_WINDOW_BYTES, STATES, ByteMap, Part, _cells_by_byte, byte_map, rows
+from kvviz.show.bytemap import MAX_WINDOW_BYTES, STATES, ByteMap, Part, _cells_by_byte, byte_map, byte_maps, rows
 
 INT8 = "int8_per_token_head"
 
@@ -247,3 +247,58 @@ def test_errors_name_the_values(story):
     huge = View("all", Storage("huge", MAX_WINDOW_BYTES + 1), (1,), (1,))
     with pytest.raises(ValueError, match=f"at most {MAX_WINDOW_BYTES}"):
         byte_map([huge])
+
+
+def test_a_map_for_each_storage():
+    cache = allocate(CacheSpec(3, 2, 2, 2, 16, INT8), "NHD", "cpu")
+    cache.storages[1].fill_(7)
+    claims = cache.claims(cache.carve_scales("strides"))
+    maps = byte_maps(cache.owners(), claims, most_bytes=100, values=cache.storages_by_name(), kv_cache_dtype=INT8)
+    assert list(maps) == ["layer 0", "layer 1", "layer 2"]
+    assert {(record.start, record.stop) for record in maps.values()} == {(0, 100)}
+    assert maps["layer 1"].values == bytes([7]) * 100 and maps["layer 2"].values == bytes(100)
+    assert {run.owner.layer for run in maps["layer 2"].runs} == {2}
+
+
+def test_there_must_be_something_to_map():
+    nothing = View("v", Storage("none", 0), (0,), (1,))
+    with pytest.raises(ValueError, match="1 views and no storage with a byte"):
+        byte_maps([nothing])
+    with pytest.raises(ValueError, match="none has no bytes: there is nothing to map"):
+        byte_map([nothing])
+
+
+def test_a_storage_that_was_freed_is_not_read():
+    buffer = torch.zeros(64, dtype=torch.uint8)
+    views = [View("v", Storage("pool", 64), (64,), (1,))]
+    buffer.untyped_storage().resize_(0)
+    with pytest.raises(ValueError, match="pool was freed: 0 of its 64 bytes are left"):
+        byte_map(views, values=buffer)
+
+
+class Watched:
+    """A buffer that remembers what was asked of it."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes, self.asked = nbytes, []
+
+    def __len__(self) -> int:
+        return self.nbytes
+
+    def __getitem__(self, part: slice) -> np.ndarray:
+        self.asked.append((part.start, part.stop))
+        return np.zeros(part.stop - part.start, np.uint8)
+
+
+def test_only_the_window_is_read():
+    buffer = Watched(1 << 45)
+    views = [View("v", Storage("pool", 1 << 45), (1 << 30, 64), (1 << 15, 1))]
+    record = byte_map(views, window=(1 << 40, (1 << 40) + 256), values=buffer)
+    assert buffer.asked == [(1 << 40, (1 << 40) + 256)] and record.values == bytes(256)
+
+
+@pytest.mark.gpu
+def test_only_the_window_leaves_the_gpu():
+    buffer = torch.arange(1 << 20, dtype=torch.int32, device="cuda").view(torch.uint8)
+    views = [View("v", Storage("pool", buffer.numel()), (buffer.numel(),), (1,))]
+    assert byte_map(views, window=(400, 404), values=buffer).values == (100).to_bytes(4, "little")
