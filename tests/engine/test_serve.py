@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from functools import lru_cache
 
 import pytest
 import torch
@@ -35,6 +36,7 @@ def engine(mode: str, layout: str, host_blocks: int = 0, seed: int = 0) -> Engin
     return Engine(model, cache, scales, pool, Offloader(cache, pool, host_blocks) if host_blocks else None)
 
 
+@lru_cache
 def alone(mode: str, request: Request):
     """The request by itself, per-layer, in blocks 0, 1, ..."""
     model = tiny_model()

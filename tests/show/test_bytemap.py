@@ -3,7 +3,6 @@
 import contextlib
 import itertools
 import random
-import time
 import tracemalloc
 from dataclasses import replace
 
@@ -141,12 +140,10 @@ def test_a_small_window_of_a_large_cache_costs_little(layout):
     owners, claims = views_of(cache, "strides", storage)
     at = storage.nbytes // 2
     tracemalloc.start()
-    start = time.perf_counter()
     record = byte_map(owners, claims, window=(at, at + 64))
-    seconds, peak = time.perf_counter() - start, tracemalloc.get_traced_memory()[1]
+    peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert record.count("right") == 64
-    assert seconds < 1 and peak < 4 << 20, (seconds, peak)
+    assert record.count("right") == 64 and peak < 4 << 20
 
 
 def test_every_state_occurs_in_these_tests():
