@@ -45,8 +45,14 @@ def alone(mode: str, request: Request):
     return generate(model, PagedBackend(cache, scales), list(request.prompt), request.max_new_tokens)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("layout", ["NHD", "cross-layer NHD", "BLNHC", "cross-layer HND"])
+@pytest.mark.parametrize(
+    ("mode", "layout"),
+    [
+        *((mode, layout) for mode in MODES for layout in ("NHD", "cross-layer NHD")),
+        ("fp8_per_token_head", "BLNHC"),
+        ("int8_per_token_head", "cross-layer HND"),
+    ],
+)
 def test_turns_scattered_blocks_offload_reset_restore_change_no_token(mode, layout):
     one = engine(mode, layout, host_blocks=BLOCKS)
     given = requests()
