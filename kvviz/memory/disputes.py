@@ -4,11 +4,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import combinations
 
 import numpy as np
 
 from kvviz.memory.claims import BelongsAt, Follows
+from kvviz.memory.drifting import drifting_collisions
 from kvviz.memory.extents import (
     BUDGET,
     Region,
@@ -16,7 +16,6 @@ from kvviz.memory.extents import (
     TooMuchWorkError,
     all_byte_lanes,
     byte_lanes,
-    drifting_bytes,
     interval,
     normal_dims,
     start_lanes,
@@ -26,13 +25,8 @@ from kvviz.memory.maps import first_wrong, locate, same_places
 from kvviz.memory.view import Storage, View
 
 OUTSIDE, PADDING = "outside the storage", "padding"
-NOT_COUNTED = "they overlap; the strides drift so that the bytes were not counted within the budget"
-NOT_DECIDED = "they may overlap; the strides drift so that neither that nor the bytes were settled within the budget"
 LISTED = 1 << 20
 """Elements of a view that meets itself which are listed one by one."""
-
-PAIR_BUDGET = 20_000_000
-"""Pairs of runs and distances that one audit may solve where strides drift."""
 
 
 def place(view: View, index: tuple[int, ...]) -> Place:
@@ -112,7 +106,7 @@ def collisions(views: Sequence[View], witnesses: bool = True) -> Iterator[Findin
             regions = solved[key] if key in solved else _shared_regions(kinds, group[0].storage.nbytes)
             solved[key] = regions
         except TooMuchWorkError:
-            yield from _pairwise(kinds)
+            yield from drifting_collisions(kinds)
             continue
         order = {view.name: number for number, view in enumerate(group)}
         for region in regions:
@@ -138,68 +132,6 @@ def _collision(region: Region, kinds: Sequence[Sequence[View]], order: dict[str,
     example = tuple(p for view in shown for p in place_of_byte(view, region.first))
     names = tuple(view.name for view in members)
     return Finding("collision", names, members[0].storage.name, cells, region.bytes, example)
-
-
-def _pairwise(kinds: Sequence[Sequence[View]]) -> Iterator[Finding]:
-    """Where strides drift: each pair of classes by itself, in closed form, or only yes or no past the budget."""
-    left, hard = PAIR_BUDGET, HARD_PAIRS
-    for kind in kinds:
-        if len(kind) > 1:
-            yield Finding("collision", tuple(v.name for v in kind), kind[0].storage.name, None, _own_bytes(kind[0]))
-    for one, other in combinations(kinds, 2):
-        a, b = one[0], other[0]
-        if a.span_bytes[1] <= b.span_bytes[0] or b.span_bytes[1] <= a.span_bytes[0]:
-            continue
-        meet = _meet(a, b, EASY)
-        if meet is None and hard:
-            meet, hard = _meet(a, b, HARD), hard - 1
-        if meet is False:
-            continue
-        bytes_ = None
-        if left > 0:
-            bytes_, spent = _pair_bytes(a, b)
-            left -= spent
-        if bytes_ != 0:
-            text = "" if bytes_ is not None else NOT_COUNTED if meet else NOT_DECIDED
-            yield Finding("collision", tuple(v.name for v in (*one, *other)), a.storage.name, None, bytes_, text=text)
-
-
-def _own_bytes(view: View) -> int | None:
-    return view.num_elements * view.itemsize if view.nested else None
-
-
-def _pair_bytes(a: View, b: View) -> tuple[int | None, int]:
-    """Bytes that two views share and the work that it took; None past the budget or where a view meets itself."""
-    if not (a.nested and b.nested):
-        return None, 0
-    try:
-        pairs = [(p, q) for p in byte_lanes(a)[0] for q in byte_lanes(b)[0]]
-        return sum(drifting_bytes(p, q) for p, q in pairs), sum(len(p.starts) * len(q.starts) for p, q in pairs)
-    except TooMuchWorkError:
-        return None, BUDGET
-
-
-EASY, HARD, HARD_PAIRS = 1 << 6, 1 << 14, 64
-"""Candidates that numpy tries to settle whether two views meet, and for how many pairs it may try the more."""
-
-
-class _Ghost:
-    """An array that exists by its address alone; nobody reads it."""
-
-    def __init__(self, view: View) -> None:
-        strides = tuple(step * view.itemsize for step in view.stride)
-        base = (1 << 40) + view.offset * view.itemsize
-        self.__array_interface__ = {
-            "version": 3, "shape": view.shape, "typestr": f"|V{view.itemsize}", "strides": strides, "data": (base, True)
-        }  # fmt: skip
-
-
-def _meet(a: View, b: View, work: int) -> bool | None:
-    """Whether two views share any byte, by numpy's bounded search; None where ``work`` candidates did not settle it."""
-    try:
-        return bool(np.shares_memory(np.asarray(_Ghost(a)), np.asarray(_Ghost(b)), max_work=work))
-    except (np.exceptions.TooHardError, ValueError, OverflowError):
-        return None
 
 
 def same_bytes(part: View, whole: View) -> Iterator[Finding]:

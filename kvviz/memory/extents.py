@@ -9,7 +9,7 @@ depends on the runs of a few periods, not on the number of blocks.
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import gcd, lcm, prod
+from math import lcm, prod
 
 import numpy as np
 
@@ -117,14 +117,24 @@ def _form(dims: Dims, width: int, repeats: int, name: str) -> list[Lane]:
     """The lanes of elements ``width`` bytes wide whose first one starts at byte 0."""
     if repeats > MAX_LANES:
         raise TooMuchWorkError(f"{name} repeats each element {repeats} times, more than {MAX_LANES}")
-    cut = [(0, [])]
+    parts = nested_parts(dims, width, name, MAX_LANES // repeats)
+    return [_patterns(begin, nested, width, name) for begin, nested in parts] * repeats
+
+
+def nested_parts(dims: Dims, width: int, name: str, most: int = MAX_LANES) -> list[tuple[int, Dims]]:
+    """Dims cut into nested ones, each with its first byte: in none of them two elements of ``width`` bytes meet.
+
+    Raises:
+        TooMuchWorkError: more than ``most`` parts.
+    """
+    cut: list[tuple[int, Dims]] = [(0, [])]
     for dim in dims:
         begun, cut = cut, []
         for part in begun:
             cut += _add_dim(*part, dim, width)
-            if len(cut) * repeats > MAX_LANES:
+            if len(cut) > most:
                 raise TooMuchWorkError(f"{name} meets itself in more than {MAX_LANES} ways")
-    return [_patterns(begin, nested, width, name) for begin, nested in cut] * repeats
+    return cut
 
 
 def _add_dim(start: int, dims: Dims, dim: tuple[int, int], width: int) -> list[tuple[int, Dims]]:
@@ -394,34 +404,3 @@ def _open_lanes(flips: np.ndarray, count: int, picked: np.ndarray) -> np.ndarray
 
 def _set_bits(words: np.ndarray) -> tuple[int, ...]:
     return tuple(w * 62 + bit for w, word in enumerate(words.tolist()) for bit in range(62) if word >> bit & 1)
-
-
-def drifting_bytes(a: Pattern, b: Pattern, budget: int = BUDGET) -> int:
-    """Bytes that two patterns share, whatever their steps: closed form over pairs of runs.
-
-    Two runs at a distance meet as often as ``a.step * x - b.step * y`` takes that value in the box of counts.
-
-    Raises:
-        TooMuchWorkError: more than ``budget`` pairs of runs and distances.
-    """
-    grain = gcd(a.step, b.step)
-    if lcm(a.step, b.step) >= 1 << 62 or a.step * b.step >= 1 << 62:
-        raise TooMuchWorkError(f"steps of {a.step} and {b.step} bytes are too long to be counted")
-    distances = (a.base + a.starts)[:, None] - (b.base + b.starts)
-    reach = -(-(a.width + b.width - 1) // grain)
-    if distances.size * reach > budget:
-        raise TooMuchWorkError(f"{distances.size} pairs of runs at {reach} distances exceed the budget of {budget}")
-    lowest = -a.width + 1 + (distances + a.width - 1) % grain
-    meet = lowest[..., None] + np.arange(reach, dtype=np.int64) * grain
-    shared = np.maximum(np.minimum(meet + a.width, b.width) - np.maximum(meet, 0), 0)
-    return int((shared * _solutions(meet - distances[..., None], a, b, grain)).sum())
-
-
-def _solutions(target: np.ndarray, a: Pattern, b: Pattern, grain: int) -> np.ndarray:
-    """How often ``a.step * x - b.step * y == target`` for x, y within the counts; target is a multiple of grain."""
-    step_a, step_b = a.step // grain, b.step // grain
-    x = (target // grain) % step_b * pow(step_a, -1, step_b) % step_b if step_b > 1 else np.zeros_like(target)
-    y = (x * step_a - target // grain) // step_b
-    lower = np.maximum(0, -(y // step_a))
-    upper = np.minimum((a.count - 1 - x) // step_b, (b.count - 1 - y) // step_a)
-    return np.maximum(upper - lower + 1, 0)
