@@ -126,7 +126,7 @@ class _Ghost:
 
 
 def _meet(a: np.ndarray, b: np.ndarray, work: int) -> bool | None:
-    """Whether two ghosts share any byte, by numpy's bounded search; None where ``work`` candidates did not settle it."""
+    """Whether two ghosts share a byte, by numpy's bounded search; None where ``work`` candidates did not settle it."""
     try:
         return bool(np.shares_memory(a, b, max_work=work))
     except (np.exceptions.TooHardError, ValueError, OverflowError):
