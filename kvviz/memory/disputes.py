@@ -11,6 +11,8 @@ from kvviz.memory.claims import BelongsAt, Follows
 from kvviz.memory.drifting import drifting_collisions
 from kvviz.memory.extents import (
     BUDGET,
+    VISIT,
+    Lane,
     Region,
     Sweep,
     TooMuchWorkError,
@@ -25,6 +27,9 @@ from kvviz.memory.maps import first_wrong, locate, same_places
 from kvviz.memory.view import Storage, View
 
 OUTSIDE, PADDING = "outside the storage", "padding"
+MAX_PLACES = 10_000
+"""Views that claim different bytes whose places a check of collisions tells in all."""
+
 LISTED = 1 << 20
 """Elements of a view that meets itself which are listed one by one."""
 
@@ -47,17 +52,14 @@ def out_of_bounds(view: View) -> Iterator[Finding]:
     if view.num_elements == 0 or (low >= 0 and high <= view.storage.nbytes):
         return
     size = view.storage.nbytes
-    sweep = Sweep([byte_lanes(view), [interval(0, size)]], [view.itemsize, 1])
-    outside = next(region for region in sweep.regions(1) if region.members == (0,))
-    yield Finding(
-        "out_of_bounds",
-        (view.name,),
-        view.storage.name,
-        outside.elements[0],
-        outside.bytes,
-        place_of_byte(view, outside.first),
-        text=f"reaches bytes [{low}, {high}) of a storage of {size}",
-    )
+    cells, bytes_, example, text = None, None, (), f"reaches bytes [{low}, {high}) of a storage of {size}"
+    try:
+        sweep = Sweep([byte_lanes(view), [interval(0, size)]], [view.itemsize, 1])
+        outside = next(region for region in sweep.regions(1) if region.members == (0,))
+        cells, bytes_, example = outside.elements[0], outside.bytes, place_of_byte(view, outside.first)
+    except TooMuchWorkError as error:
+        text += f"; how many was not counted: {error}"
+    yield Finding("out_of_bounds", (view.name,), view.storage.name, cells, bytes_, example, text=text)
 
 
 def self_overlap(view: View, ground: "Ground") -> Iterator[Finding]:
@@ -97,7 +99,8 @@ def by_storage(views: Sequence[View]) -> list[list[View]]:
 
 
 def collisions(views: Sequence[View], witnesses: bool = True) -> Iterator[Finding]:
-    """One finding for each set of claimants that share bytes."""
+    """One finding for each set of claimants that share bytes; the first of them with :data:`MAX_PLACES` examples."""
+    left = MAX_PLACES if witnesses else 0
     solved: dict[tuple, list[Region]] = {}  # storages of one geometry are swept once
     for group in by_storage(views):
         kinds = classes(group)
@@ -110,7 +113,8 @@ def collisions(views: Sequence[View], witnesses: bool = True) -> Iterator[Findin
             continue
         order = {view.name: number for number, view in enumerate(group)}
         for region in regions:
-            yield _collision(region, kinds, order, witnesses)
+            yield _collision(region, kinds, order, left > 0)
+            left -= len(region.members)
 
 
 def _shared_regions(kinds: Sequence[Sequence[View]], nbytes: int) -> list[Region]:
@@ -173,6 +177,7 @@ class Ground:
         self, homes: Sequence[View], placed: Mapping[BelongsAt | Follows, tuple[View, View]], witnesses: bool
     ) -> None:
         self.placed, self.witnesses = placed, witnesses
+        self.parts: dict = {}  # what ``kvviz.memory.blockwise`` cuts views into, by what they are cut for
         self._homes: dict[str, list[View]] = {}
         for home in sorted((home for home in homes if home.num_elements), key=lambda view: view.role == "data"):
             self._homes.setdefault(home.storage.name, []).append(home)
@@ -180,9 +185,12 @@ class Ground:
         self._same: dict[tuple, bool] = {}
         self._found: dict[tuple, Counter] = {}
         self._meetings: dict[tuple, tuple[int, int, int]] = {}
+        self._home_lanes: dict[str, list[list[Lane]]] = {}
         self._left = self._left_alone = BUDGET
         self._places: dict[tuple[int, str], tuple[Place, ...]] = {}
-        self._keys: dict[str, tuple] = {}
+        self._spans: dict[str, np.ndarray] = {}
+        self._geometries: dict[tuple, int] = {}
+        self._keys: dict[str, int] = {}  # which of the geometries a storage has
 
     def right(self, view: View, rightful: View) -> int:
         """How many elements of a view are where its rightful map has them."""
@@ -234,7 +242,11 @@ class Ground:
     def place(self, byte: int, storage: str) -> tuple[Place, ...]:
         """The owner's element under a byte, or nothing."""
         if (byte, storage) not in self._places:
-            there = reversed(self._homes.get(storage, ()))
+            homes = self._homes.get(storage, ())
+            if storage not in self._spans:
+                self._spans[storage] = np.array([home.span_bytes for home in homes], np.int64).reshape(-1, 2)
+            low, high = self._spans[storage].T
+            there = (homes[number] for number in np.flatnonzero((low <= byte) & (byte < high))[::-1].tolist())
             self._places[byte, storage] = next((found for home in there if (found := place_of_byte(home, byte))), ())
         return self._places[byte, storage]
 
@@ -258,12 +270,15 @@ class Ground:
         """Elements by the name of what their first byte hits. Storages of one geometry are counted once."""
         storage, homes = view.storage, self._homes.get(view.storage.name, [])
         if storage.name not in self._keys:
-            self._keys[storage.name] = (storage.nbytes, *map(_bytes_key, homes))
+            geometry = (storage.nbytes, *map(_bytes_key, homes))
+            self._keys[storage.name] = self._geometries.setdefault(geometry, len(self._geometries))
             with suppress(TooMuchWorkError):  # together they may drift; then one by one
-                self._count(storage, homes, self._displaced(storage), BUDGET)
+                self._count(storage, homes, self._displaced(storage), together=True)
         key = (self._keys[storage.name], _bytes_key(view))
         if key not in self._found:
-            self._left -= self._count(storage, homes, {key: view}, self._left)
+            if self._left <= 0:
+                raise TooMuchWorkError(f"the budget of {BUDGET} runs that an audit has for this is spent")
+            self._count(storage, homes, {key: view})
         names = (OUTSIDE, PADDING)
         return {names[k] if k < 2 else homes[k - 2].name: n for k, n in self._found[key].items()}
 
@@ -278,24 +293,29 @@ class Ground:
                     wanted.setdefault(key, asked)
         return wanted
 
-    def _count(self, storage: Storage, homes: Sequence[View], views: dict[tuple, View], budget: int) -> int:
+    def _count(self, storage: Storage, homes: Sequence[View], views: dict[tuple, View], together: bool = False) -> None:
         """Elements of each view by the number of what they hit: 0 outside, 1 padding, then the homes.
 
-        The storage itself is an owner too, so that outside shows. Returns the work that it took.
+        The storage itself is an owner too, so that outside shows. What is counted one by one shares a budget.
         """
         if not views:
-            return 0
-        owners = [[interval(0, storage.nbytes)], *all_byte_lanes(homes), *map(start_lanes, views.values())]
+            return
+        if storage.name not in self._home_lanes:
+            self._home_lanes[storage.name] = [[interval(0, storage.nbytes)], *all_byte_lanes(homes)]
+        owners = [*self._home_lanes[storage.name], *map(start_lanes, views.values())]
         light = len(homes) + 1
         found = [Counter() for _ in views]
-        sweep = Sweep(owners, weights=[1] * light + [light + 1] * len(views), budget=budget)
-        for region in sweep.regions(light + 1):
+        sweep = Sweep(owners, weights=[1] * light + [light + 1] * len(views), budget=BUDGET if together else self._left)
+        try:
+            regions = sweep.regions(light + 1)
+        finally:
+            self._left -= 0 if together else sweep.work + len(owners) * VISIT
+        for region in regions:
             under = max((m for m in region.members if m < light), default=-1) + 1
             for member, count in zip(region.members, region.elements, strict=True):
                 if member >= light:
                     found[member - light][under if region.members[0] == 0 else 0] += count
         self._found.update(zip(views, found, strict=True))
-        return sweep.work
 
 
 def misplaced(view: View, rightful: View, ground: Ground) -> Iterator[Finding]:
