@@ -16,7 +16,10 @@ NOT_DECIDED = "they may overlap; the strides drift so that neither that nor the 
 PAIR_BUDGET = 20_000_000
 """Pairs of runs and distances that one claim may solve where strides drift."""
 
-MAX_PAIRS = 20_000
+PAIR_COST = 5_000
+"""Pairs of runs that looking at a pair of views counts for."""
+
+MAX_PAIRS = 8_192
 """Pairs of views that one claim takes one by one."""
 
 NOT_TAKEN = f"not judged: the strides drift, the first {MAX_PAIRS} pairs of views were taken one by one"
@@ -106,12 +109,12 @@ def _pair_bytes(a: View, b: View, budget: int) -> tuple[int | None, int]:
     try:
         ours, theirs = byte_lanes(a)[0], byte_lanes(b)[0]
         runs = sum(len(p.starts) for p in ours) * sum(len(q.starts) for q in theirs)
-        work = runs + len(ours) * len(theirs) * VISIT
+        work = PAIR_COST + runs + len(ours) * len(theirs) * VISIT
         if work > budget:
-            return None, 0
+            return None, PAIR_COST
         return sum(drifting_bytes(p, q) for p in ours for q in theirs), work
     except TooMuchWorkError:
-        return None, BUDGET
+        return None, PAIR_COST
 
 
 class _Ghost:

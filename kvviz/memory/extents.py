@@ -13,6 +13,7 @@ from math import lcm, prod
 
 import numpy as np
 
+from kvviz.memory.openness import WORD, distinct_rows, open_lanes, set_bits, touched_elements
 from kvviz.memory.view import View
 
 BUDGET = 4_000_000
@@ -26,6 +27,9 @@ FEW_INTERVALS = 64
 
 VISIT = 64
 """Runs that looking at one lane in one period counts for, however few it has there."""
+
+MEMBER = 4
+"""Runs that a lane which is open in a region counts for."""
 
 MAX_LANES = 4096
 """Parts that a view which meets itself may be cut into."""
@@ -276,19 +280,24 @@ class Sweep:
         return here
 
     def _spend(self, runs: int) -> None:
-        self.work += runs
-        if self.work > self._budget:
+        """Charge work before it is done; what is refused is not charged."""
+        if self.work + runs > self._budget:
             raise TooMuchWorkError(f"counting needs more than the budget of {self._budget} runs")
+        self.work += runs
 
-    def _runs(self, lane: Lane, start: int) -> tuple[np.ndarray, np.ndarray]:
+    def _copies(self, lane: Lane, start: int) -> list[tuple[Pattern, int, int]]:
+        """A lane's patterns that reach into a period, each with the range of its copies that do."""
+        stop, found = start + self.period, []
+        for p in lane:
+            low, high = max(-(-(start - p.base - p.span + 1) // p.step), 0), min(-(-(stop - p.base) // p.step), p.count)
+            if low < high:
+                found.append((p, low, high))
+        return found
+
+    def _runs(self, copies: list[tuple[Pattern, int, int]], start: int) -> tuple[np.ndarray, np.ndarray]:
         """Starts and stops of a lane's runs in a period, clipped to it."""
         starts, stops = [], []
-        for p in lane:
-            low = max(-(-(start - p.base - p.span + 1) // p.step), 0)
-            high = min(-(-(start + self.period - p.base) // p.step), p.count)
-            if high <= low:
-                continue
-            self._spend((high - low) * len(p.starts))
+        for p, low, high in copies:
             run = ((p.base + np.arange(low, high, dtype=np.int64) * p.step)[:, None] + p.starts).ravel()
             first, last = np.maximum(run, start), np.minimum(run + p.width, start + self.period)
             starts.append(first[first < last])
@@ -301,7 +310,9 @@ class Sweep:
         """Regions inside one period."""
         here = self._lanes_in(start)
         self._spend(len(here) * VISIT)
-        runs = [self._runs(self._lanes[lane], start) for lane in here]
+        copies = [self._copies(self._lanes[lane], start) for lane in here]
+        self._spend(sum((high - low) * len(p.starts) for found in copies for p, low, high in found))
+        runs = [self._runs(found, start) for found in copies]
         lengths = [len(first) for first, _ in runs]
         points = np.concatenate([first for first, _ in runs] + [last for _, last in runs])
         order = np.argsort(points, kind="stable")  # merges the lanes, each sorted already
@@ -311,9 +322,11 @@ class Sweep:
         picked = np.flatnonzero((depth >= least) & (sizes > 0))
         if not len(picked):
             return []
+        self._spend(len(picked) * (len(here) // WORD))
         flips = np.repeat(np.arange(len(here) * 2) % len(here), lengths * 2)[order]
-        kinds, which = _distinct_rows(_open_lanes(flips, len(here), picked))
-        lanes_of = [tuple(here[list(_set_bits(kind))].tolist()) for kind in kinds]
+        kinds, which = distinct_rows(open_lanes(flips, len(here), picked))
+        self._spend(int(np.bitwise_count(kinds).sum()) * MEMBER)
+        lanes_of = [tuple(here[list(set_bits(kind))].tolist()) for kind in kinds]
         return self._regions(lanes_of, which, points[picked], sizes[picked], least)
 
     def _regions(self, lanes_of, which, points: np.ndarray, sizes: np.ndarray, least: int) -> list[Region]:
@@ -326,7 +339,7 @@ class Sweep:
         which, points, sizes = which[order], points[order], sizes[order]
         bounds = np.searchsorted(group[order], np.arange(len(groups) + 1))
         totals = np.add.reduceat(sizes, bounds[:-1]).tolist()
-        touched = {size: _touched(points, sizes, size, bounds[:-1]) for size in set(self._itemsizes)}
+        touched = {size: touched_elements(points, sizes, size, bounds[:-1]) for size in set(self._itemsizes)}
         alone = Counter(group_of)
         made = []
         for owners, number in groups.items():
@@ -354,29 +367,8 @@ class Sweep:
             open_in = [number for number, lanes in lanes_of.items() if lane in lanes]
             here = slice(None) if len(open_in) == len(lanes_of) else np.isin(which, open_in)
             size = self._itemsizes[self._owner[lane]]
-            counts[self._owner[lane]] += _touched(points[here], sizes[here], size, np.zeros(1, np.int64))[0]
+            counts[self._owner[lane]] += touched_elements(points[here], sizes[here], size, np.zeros(1, np.int64))[0]
         return tuple(counts.values())
-
-
-def _touched(points: np.ndarray, sizes: np.ndarray, itemsize: int, groups: np.ndarray) -> list[int]:
-    """Elements of ``itemsize`` bytes that the intervals of each group touch; groups begin at the given positions."""
-    first, last = points // itemsize, (points + sizes - 1) // itemsize
-    count = last - first + 1
-    count[1:] -= first[1:] == last[:-1]
-    count[groups[1:]] += first[groups[1:]] == last[groups[1:] - 1]
-    return np.add.reduceat(count, groups).tolist()
-
-
-def _distinct_rows(words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The distinct rows of a table of integers, and the number of each row's."""
-    number = None
-    for column in words.T:
-        values, codes = np.unique(column, return_inverse=True)
-        if number is not None:
-            _, codes = np.unique(number * len(values) + codes, return_inverse=True)
-        number = codes
-    _, first = np.unique(number, return_index=True)
-    return words[first], number
 
 
 def _as_intervals(lane: Lane) -> Lane:
@@ -390,17 +382,3 @@ def _as_intervals(lane: Lane) -> Lane:
         for start in p.starts.tolist()
     )
     return [pattern for begin, width in runs for pattern in interval(begin, begin + width)]
-
-
-def _open_lanes(flips: np.ndarray, count: int, picked: np.ndarray) -> np.ndarray:
-    """Which of ``count`` lanes are open after each picked event, as bits in words: each event flips its lane's bit."""
-    words = []
-    for first in range(0, count, 62):
-        bits = np.zeros(count, np.int64)
-        bits[first : first + 62] = np.int64(1) << np.arange(min(62, count - first))
-        words.append(np.bitwise_xor.accumulate(bits[flips])[picked])
-    return np.stack(words, axis=1)
-
-
-def _set_bits(words: np.ndarray) -> tuple[int, ...]:
-    return tuple(w * 62 + bit for w, word in enumerate(words.tolist()) for bit in range(62) if word >> bit & 1)
