@@ -80,7 +80,7 @@ def covers(
     Cells are elements of the content that are not wholly covered, or elements of neighbours that are touched.
 
     Args:
-        cache: keeps the parts of neighbours for other extents over the same ones.
+        cache: keeps the parts of neighbours, by name, for other extents of one audit over the same ones.
 
     Raises:
         ValueError: the views lie in several storages, or one has no block axis.
@@ -95,7 +95,9 @@ def covers(
     sent, own, others = ([_first(view, few) for view in views] for views in ([extent], owed, neighbours))
     stride = _block_stride([*sent, *own, *others])
     parts = [replace(part, role="extent") for part in _parts(sent, stride)]
-    near = _near(parts, _cached_parts(others, stride, {} if cache is None else cache), stride)
+    near = []
+    if parts and any(view.num_elements for view in others):
+        near = _near(parts, _cached_parts(others, stride, few, {} if cache is None else cache), stride)
     parts += [replace(part, role="content") for part in _parts(own, stride)]
     parts += [replace(part, role="neighbour") for part in near]
 
@@ -182,36 +184,39 @@ def _parts(views: Sequence[View], stride: int | None) -> list[_Part]:
 
 @dataclass(frozen=True, eq=False)
 class _Held:
-    """A part with its lowest byte, one past its highest, and the starts and stops of :func:`_hulls`."""
+    """Parts, and of the runs that :func:`_hulls` gives them the starts, the stops and the part's number."""
 
-    part: _Part
-    low: int
-    high: int
+    parts: list[_Part]
     starts: np.ndarray
     stops: np.ndarray
+    number: np.ndarray
+    lows: np.ndarray
+    highs: np.ndarray
 
 
-def _cached_parts(views: Sequence[View], stride: int | None, cache: dict) -> list[_Held]:
+def _cached_parts(views: Sequence[View], stride: int | None, few: int | None, cache: dict) -> _Held:
     """Parts of views with what they hold."""
-    key = (stride, *views)
+    key = (stride, few, *(view.name for view in views))
     if key not in cache:
-        cache[key] = [_Held(part, *_span([part]), *_hulls([part], stride)) for part in _parts(views, stride)]
+        parts = _parts(views, stride)
+        hulls = [_hulls([part], stride) for part in parts]
+        number = np.repeat(np.arange(len(parts)), [len(starts) for starts, _ in hulls])
+        starts, stops = (np.concatenate([np.zeros(0, np.int64), *found]) for found in zip(*hulls, strict=True))
+        lows, highs = np.array([_span([part]) for part in parts], np.int64).T
+        cache[key] = _Held(parts, starts, stops, number, lows, highs)
     return cache[key]
 
 
-def _near(extent: Sequence[_Part], others: Sequence[_Held], stride: int | None) -> Iterator[_Part]:
+def _near(extent: Sequence[_Part], others: _Held, stride: int | None) -> list[_Part]:
     """Those of the others that may touch the extent; the rest cannot be taken by it."""
-    if not extent:
-        return
     low, high = _span(extent)
     starts, stops = _hulls(extent, stride)
     order = np.argsort(starts, kind="stable")
     starts, stops = starts[order], np.maximum.accumulate(stops[order])
-    for held in others:
-        if held.low < high and held.high > low:
-            before = np.searchsorted(starts, held.stops)  # runs of the extent that begin before each stop
-            if ((before > 0) & (stops[np.maximum(before, 1) - 1] > held.starts)).any():
-                yield held.part
+    before = np.searchsorted(starts, others.stops)  # runs of the extent that begin before each stop
+    touch = (before > 0) & (stops[np.maximum(before, 1) - 1] > others.starts)
+    close = (others.lows < high) & (others.highs > low)
+    return [others.parts[number] for number in np.unique(others.number[touch]).tolist() if close[number]]
 
 
 def _span(parts: Sequence[_Part]) -> tuple[int, int]:

@@ -27,6 +27,9 @@ from kvviz.memory.maps import first_wrong, locate, same_places
 from kvviz.memory.view import Storage, View
 
 OUTSIDE, PADDING = "outside the storage", "padding"
+ALONE, REFUSED = 1 << 9, 1 << 18
+"""Runs that a lane of a view which meets itself counts for, and a view with too many lanes to be begun."""
+
 MAX_PLACES = 10_000
 """Views that claim different bytes whose places a check of collisions tells in all."""
 
@@ -221,12 +224,17 @@ class Ground:
         start, dims = normal_dims(view)
         key = (tuple(dims), view.itemsize, view.num_elements)
         if key not in self._meetings:
-            lanes = byte_lanes(view)
-            sweep = Sweep([[lane] for lane in lanes], [view.itemsize] * len(lanes), budget=self._left_alone)
+            if self._left_alone <= 0:
+                raise TooMuchWorkError(f"the budget of {BUDGET} runs that an audit has for this is spent")
+            work = REFUSED
             try:
+                lanes = byte_lanes(view)
+                sweep = Sweep([[lane] for lane in lanes], [view.itemsize] * len(lanes), budget=self._left_alone)
+                work = len(lanes) * ALONE
                 regions = sweep.regions()
+                work += sweep.work
             finally:
-                self._left_alone -= sweep.work
+                self._left_alone -= work
             first = min((region.first for region in regions), default=start) - start
             self._meetings[key] = (sum(sum(r.elements) for r in regions), sum(r.bytes for r in regions), first)
         return self._meetings[key]

@@ -324,3 +324,16 @@ def test_bytes_outside_that_are_too_much_work_are_told_and_not_counted():
     view = View("v", Storage("s", 64), shape, stride)
     (finding,) = audit([view]).of_kind("out_of_bounds")
     assert finding.cells is None and "reaches bytes [0, " in finding.text and "was not counted" in finding.text
+
+
+def test_views_that_meet_themselves_share_one_budget():
+    """Thousands of them are told without counts and soon; a small one before them is counted."""
+    storage = Storage("s", 1 << 40)
+    small = View("small", storage, (3, 4), (2, 1))
+    views = [View(f"v{n}", storage, (2000 + n, 3000 + n), (1, 1), n) for n in range(1000)]
+    begun = time.process_time()
+    first, *others = audit([small, *views]).findings
+    assert time.process_time() - begun < 3
+    account = [start for block in range(3) for start in range(2 * block, 2 * block + 4)]
+    assert first.bytes == len({start for start in account if account.count(start) > 1}) == 4
+    assert len(others) == 1000 and all(f.kind == "self_overlap" and f.cells is None for f in others)
