@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kvviz import __main__ as command
-from kvviz.memory.viewsfile import MAX_FILE_BYTES
+from kvviz.memory.viewsfile import MAX_CLAIMS, MAX_FILE_BYTES, MAX_VIEWS
 
 ROOT = Path(command.__file__).parents[1]
 WIDE = 1 << 40
@@ -56,6 +56,13 @@ def test_a_claim_that_does_not_fit_is_a_sentence(tmp_path, capsys, claim, said):
     assert command.main(["audit", str(written(tmp_path, [{}, {"shape": [5]}], [claim]))]) == 2
     told = capsys.readouterr().err
     assert said in told and told.count("\n") == 1
+
+
+def test_a_claim_that_is_too_much_work_is_no_clean_file(tmp_path, capsys):
+    views = [{"shape": [3000, 1], "stride": [16, 1]}, {"shape": [3000, 1], "stride": [17, 1], "offset": 60_000}]
+    claims = [{"kind": "overlay", "views": ["v0", "v1"]}]
+    assert command.main(["audit", str(written(tmp_path, views, claims))]) == 1
+    assert "  not judged: the block strides of v0, v1 differ" in capsys.readouterr().out
 
 
 def test_no_file_and_no_folder_to_write_to(tmp_path, capsys):
@@ -143,6 +150,9 @@ def hostile(folder: Path) -> dict[str, Path]:
     with large.open("wb") as file:
         file.truncate(100_000_000)
     full = MAX_FILE_BYTES - 16
+    small = [{"shape": [40], "offset": 4 * n} for n in range(MAX_VIEWS)]
+    names = [f"v{n}" for n in range(MAX_VIEWS)]
+    mixed = [{"shape": [60, 60], "stride": [60, 1]}, {"shape": [60, 60], "stride": [1, 60]}]
     huge = [{"shape": [10**9], "stride": [3]}, {"shape": [10**9], "stride": [3], "offset": 1}]
     return {
         "100 MB": large,
@@ -160,6 +170,18 @@ def hostile(folder: Path) -> dict[str, Path]:
         "a name of 1 MB": views("name", [{"name": "x" * 1_000_000}]),
         "views without end": of("many", json.dumps({"format": "kvviz-views", "version": 1, "storages": [],
                                                     "views": [0] * 400_000})),
+        "4000 meet 4000": views("meet", [{"shape": [4000, 4000], "stride": [1, 1]}]),
+        "each meets nine": views("chain", small[:3000], [{"kind": "disjoint", "views": names[:3000]}]),
+        "more views": views("more", [*small, {}], [{"kind": "disjoint", "views": names}]),
+        "one claim over and over": views("same", small[:9], [{"kind": "disjoint", "views": names[:9]}] * MAX_CLAIMS),
+        "one view over and over": views("ninety", [{}], [{"kind": "disjoint", "views": ["v0"] * 90}] * MAX_CLAIMS),
+        "one place over and over": views("place", mixed,
+                                         [{"kind": "belongs_at", "view": "v0", "rightful": "v1"}] * MAX_CLAIMS),
+        "2^28 addresses": views("addressed", [{"shape": [1 << 28]}],
+                                [{"kind": "addressed", "view": "v0", "address_type": "float32"}]),
+        "2^21 boundary": views("aligned", [{"shape": [1 << 20, 8], "stride": [9, 1]}],
+                               [{"kind": "aligned", "view": "v0", "boundary_bytes": 1 << 21}]),
+        "240000 objects": of("small", "[" + '{"a":0},' * 240_000 + "0]"),
         "NaN": of("nan", '{"format": "kvviz-views", "version": NaN, "storages": [], "views": []}'),
     }  # fmt: skip
 

@@ -1,13 +1,14 @@
 """Checks on numbers rather than bytes: steps of a copy, ids and tables, address types, alignment, readings."""
 
 from collections.abc import Iterator, Sequence
-from math import gcd, lcm
+from math import gcd, prod
 
 import numpy as np
 
 from kvviz.memory.claims import Aligned, Declared, Maps
 from kvviz.memory.disputes import place
-from kvviz.memory.extents import Sweep, TooMuchWorkError, byte_lanes, start_lanes
+from kvviz.memory.equations import count_congruent
+from kvviz.memory.extents import Dims, Sweep, TooMuchWorkError, byte_lanes, nested_parts, normal_dims
 from kvviz.memory.finding import Finding
 from kvviz.memory.maps import locate
 from kvviz.memory.spec import one_of
@@ -18,6 +19,9 @@ SECTOR_BYTES = 32
 
 EXACT_FLOAT_BITS = {"bfloat16": 8, "float16": 11, "float32": 24, "float64": 53}
 INTEGER_BITS = {"int8": 7, "uint8": 8, "int16": 15, "uint16": 16, "int32": 31, "uint32": 32, "int64": 63}
+FLOAT_ENDS = {"float16": 1 << 16}
+"""What rounds to this or beyond becomes an infinity, where that can happen to an address."""
+
 ADDRESS_TYPES = (*EXACT_FLOAT_BITS, *INTEGER_BITS)
 
 
@@ -29,7 +33,8 @@ def step_alike(source: View, target: View) -> Iterator[Finding]:
         kind = "truncated" if ours < theirs else "oversized"
         text = f"a block of {source.name} is {ours} bytes and of {target.name} {theirs}"
         blocks = min(_blocks(source), _blocks(target))
-        yield Finding(kind, names, storage, blocks, abs(ours - theirs) * blocks, text=text)
+        if blocks:
+            yield Finding(kind, names, storage, blocks, abs(ours - theirs) * blocks, text=text)
     steps = [view.stride[0] * view.itemsize if _blocks(view) > 1 else None for view in (source, target)]
     if None not in steps and steps[0] != steps[1]:
         text = f"{source.name} steps {steps[0]} bytes from block to block and {target.name} {steps[1]}"
@@ -71,87 +76,115 @@ def _ids(first: int, stop: int) -> str:
 
 
 def addressable(view: View, address_type: str) -> Iterator[Finding]:
-    """Element addresses (offset and strides in elements) that a number type cannot hold exactly."""
+    """Element addresses (offset and strides in elements) that a number type cannot hold exactly.
+
+    Raises:
+        TooMuchWorkError: the view meets itself too often, or its strides leave too many residues.
+    """
     one_of("address_type", address_type, ADDRESS_TYPES)
     if not view.num_elements:
         return
     unit = View(view.name, view.storage, view.shape, view.stride, view.offset)
     low, high = unit.span_bytes
-    count, first = 0, None
-    for start, stop, grain in _inexact_ranges(address_type, low, high):
-        bad, lowest = _misses(unit, start, stop, grain)
-        count += bad
-        first = lowest if first is None or (lowest is not None and lowest < first) else first
-    if count:
-        index = locate(unit, first)
+    ranges = list(_inexact_ranges(address_type, low, high))
+    parts = _address_parts(unit) if ranges else []
+    bad = [_misses(parts, *found) for found in ranges]
+    if any(bad):
+        first = _first_miss(parts, *next(found for found, count in zip(ranges, bad, strict=True) if count))
+        count = sum(bad) * prod(size for step, size in zip(unit.stride, unit.shape, strict=True) if step == 0)
         text = f"element address {first} is the first that {address_type} cannot hold"
         text += f" (it becomes {_rounded(first, address_type)})" if address_type in EXACT_FLOAT_BITS else ""
-        yield Finding("index_space", (view.name,), view.storage.name, count, None, (place(view, index),), text=text)
+        places = (place(view, index) for index in (locate(unit, first),) if index is not None)
+        yield Finding("index_space", (view.name,), view.storage.name, count, None, tuple(places), text=text)
 
 
-def _rounded(number: int, address_type: str) -> int:
-    """What a float of that many exact bits makes of an integer: to nearest, ties to even."""
-    if number < 0:
-        return -_rounded(-number, address_type)
+def _rounded(number: int, address_type: str) -> int | str:
+    """What a float makes of an integer: to nearest, ties to even, and an infinity beyond the largest."""
+    sign, number = ("-", -number) if number < 0 else ("", number)
     shift = max(number.bit_length() - EXACT_FLOAT_BITS[address_type], 0)
     half, rest = (1 << shift) >> 1, number & ((1 << shift) - 1)
     whole = number >> shift
-    return (whole + (rest > half or (rest == half and shift > 0 and whole & 1))) << shift
+    rounded = (whole + (rest > half or (rest == half and shift > 0 and whole & 1))) << shift
+    if rounded >= FLOAT_ENDS.get(address_type, rounded + 1):
+        return f"{sign}inf"
+    return -rounded if sign else rounded
 
 
 def _inexact_ranges(address_type: str, low: int, high: int) -> Iterator[tuple[int, int, int]]:
-    """Ranges of addresses of which only multiples of a grain are exact; grain 0: none is."""
+    """Ranges of addresses, ascending, of which only multiples of a grain are exact; grain 0: none is."""
     if address_type in INTEGER_BITS:
         limit = 1 << INTEGER_BITS[address_type]
-        lowest = 0 if address_type.startswith("u") else -limit
-        if low < lowest:
-            yield low, min(lowest, high), 0
-        if high > limit:
-            yield max(low, limit), high, 0
-        return
-    bits = EXACT_FLOAT_BITS[address_type]
-    while 1 << bits < max(high, 1 - low):
-        start, grain = 1 << bits, 1 << (bits + 1 - EXACT_FLOAT_BITS[address_type])
-        for first, stop in ((1 - 2 * start, 1 - start), (start, 2 * start)):
-            if max(low, first) < min(high, stop):
-                yield max(low, first), min(high, stop), grain
-        bits += 1
+        ranges = [(low, 0 if address_type.startswith("u") else -limit, 0), (limit, high, 0)]
+    else:
+        bits, beyond = EXACT_FLOAT_BITS[address_type], max(high, 1 - low)
+        end = min(FLOAT_ENDS.get(address_type, beyond), beyond)
+        scales = [(1 << n, min(2 << n, end), 2 << (n - bits)) for n in range(bits, end.bit_length())]
+        scales += [(end, beyond, 0)]
+        ranges = [*((1 - stop, 1 - start, grain) for start, stop, grain in reversed(scales)), *scales]
+    for first, stop, grain in ranges:
+        if max(low, first) < min(high, stop):
+            yield max(low, first), min(high, stop), grain
 
 
-def _misses(unit: View, start: int, stop: int, grain: int) -> tuple[int, int | None]:
-    """How many addresses in ``[start, stop)`` are no multiples of ``grain``, and the lowest of them."""
-    count, lowest = 0, None
-    for lane in start_lanes(unit):
-        for p in lane:
-            begins = (p.base + p.starts[:, None] + np.arange(p.width)).ravel()
-            first = np.clip(-(-(start - begins) // p.step), 0, p.count)
-            last = np.clip(-(-(stop - begins) // p.step), 0, p.count)
-            total = last - first
-            for begin, low, n in zip(begins.tolist(), first.tolist(), total.tolist(), strict=True):
-                if n <= 0:
-                    continue
-                good, bad = _multiples(begin + low * p.step, p.step, n, grain)
-                count += n - good
-                if bad is not None and (lowest is None or bad < lowest):
-                    lowest = bad
-    return count, lowest
+def _address_parts(unit: View) -> list[tuple[int, Dims]]:
+    """First address and dims of parts in which no address occurs twice; axes of stride 0 are left out."""
+    start, dims = normal_dims(unit)
+    return [(start + shift, _merged(part)) for shift, part in nested_parts(dims, 1, unit.name)]
 
 
-def _multiples(begin: int, step: int, count: int, grain: int) -> tuple[int, int | None]:
-    """Of ``begin + k * step`` how many are multiples of ``grain`` (0: none), and the first that is not."""
-    if grain == 0:
-        return 0, begin
-    cycle = grain // np.gcd(step, grain)
-    hits = [k for k in range(min(cycle, count)) if (begin + k * step) % grain == 0]
-    if not hits:
-        return 0, begin
-    good = (count - 1 - hits[0]) // cycle + 1
-    bad = next((begin + k * step for k in range(min(2, count)) if (begin + k * step) % grain), None)
-    return good, bad
+def _merged(dims: Dims) -> Dims:
+    """Dims of which each continues where the one inside it ends taken together."""
+    merged: Dims = []
+    for step, size in dims:
+        if merged and step == merged[-1][0] * merged[-1][1]:
+            merged[-1] = (merged[-1][0], merged[-1][1] * size)
+        else:
+            merged.append((step, size))
+    return merged
+
+
+def _misses(parts: Sequence[tuple[int, Dims]], start: int, stop: int, grain: int) -> int:
+    """How many addresses in ``[start, stop)`` are no multiples of ``grain``; with grain 0 all of them."""
+    return sum(
+        sign * (_below(*part, end, 1) - (_below(*part, end, grain) if grain else 0))
+        for part in parts
+        for sign, end in ((1, stop), (-1, start))
+    )
+
+
+def _below(base: int, dims: Dims, stop: int, grain: int) -> int:
+    """Addresses of nested dims from ``base`` on that are below ``stop`` and multiples of ``grain``.
+
+    Those below are a box an axis: all outer indices at their last, this one short of its own, the inner ones free.
+    """
+    count = 0
+    for place_, (step, size) in reversed(list(enumerate(dims))):
+        if base >= stop:
+            return count
+        full = min((stop - base) // step, size)
+        if full:
+            count += count_congruent([(step, full), *dims[:place_]], -base, grain)
+        if full == size:
+            return count
+        base += full * step
+    return count + (base < stop and base % grain == 0)
+
+
+def _first_miss(parts: Sequence[tuple[int, Dims]], start: int, stop: int, grain: int) -> int:
+    """The lowest address in ``[start, stop)`` that is no multiple of ``grain``; there is one."""
+    low, high = start, stop
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if _misses(parts, start, middle, grain) else (middle, high)
+    return low
 
 
 def aligned(claim: Aligned, view: View) -> Iterator[Finding]:
-    """Rows (all axes but the last) that do not start at a multiple of the boundary, and the sectors that rows touch."""
+    """Rows (all axes but the last) that do not start at a multiple of the boundary, and the sectors that rows touch.
+
+    Raises:
+        TooMuchWorkError: the strides leave too many residues of the boundary.
+    """
     boundary = claim.boundary_bytes
     if boundary < 1:
         raise ValueError(f"a boundary is at least 1 byte, not {boundary}")
@@ -162,24 +195,44 @@ def aligned(claim: Aligned, view: View) -> Iterator[Finding]:
     if claim.strides and (told := _lone_strides(view, boundary)):
         text = f"a single index hides {told}, no multiple of {boundary}{slow}"
         yield Finding("unaligned", (view.name,), view.storage.name, None, None, severity=severity, text=text)
-    modulus = lcm(boundary, SECTOR_BYTES)
-    if modulus > 1 << 20:
-        raise TooMuchWorkError(f"a boundary of {boundary} bytes is too large to be tabled")
-    counts = _residues(view, modulus)
-    starts = np.arange(modulus)
-    off = int(counts[starts % boundary != 0].sum())
+    dims = [(step * view.itemsize, size) for step, size in zip(view.stride[:-1], view.shape[:-1], strict=True)]
+    rows = prod(size for _, size in dims)
+    off = rows - count_congruent(dims, -view.offset * view.itemsize, boundary)
     if not off:
         return
-    width = (view.shape[-1] if view.shape else 1) * view.itemsize
-    rows = int(counts.sum())
-    touched = int((counts * -(-(starts % SECTOR_BYTES + width) // SECTOR_BYTES)).sum())
+    last = (view.stride[-1] * view.itemsize, view.shape[-1]) if view.shape else (0, 1)
+    touched = _sectors(view.offset * view.itemsize, dims, last, view.itemsize)
     text = (
-        f"{off} of {rows} rows of {width} bytes do not start at a multiple of {boundary}; they touch {touched} "
-        f"sectors of {SECTOR_BYTES} bytes, and aligned ones would touch {rows * -(-width // SECTOR_BYTES)}"
+        f"{off} of {rows} rows of {last[1] * view.itemsize} bytes do not start at a multiple of {boundary}; they touch "
+        f"{touched} sectors of {SECTOR_BYTES} bytes, and aligned ones would touch "
+        f"{rows * _sectors(0, [], last, view.itemsize)}"
     )
     text += _every(view, boundary) + slow
     row = _first_off(view, boundary)
     yield Finding("unaligned", (view.name,), view.storage.name, off, None, row, severity=severity, text=text)
+
+
+def _sectors(start: int, dims: Dims, last: tuple[int, int], itemsize: int) -> int:
+    """Sectors that rows touch, each row's counted by itself.
+
+    A row's elements go upwards, so that each touches as many new ones as its last sector lies beyond its first,
+    or beyond the last of the element before.
+    """
+    step, size = last
+    if step < 0:
+        start, step = start + (size - 1) * step, -step
+    begins = np.arange(SECTOR_BYTES)
+    ends = (begins + itemsize - 1) // SECTOR_BYTES
+    new = np.minimum(ends + 1, ends - (begins + itemsize - 1 - step) // SECTOR_BYTES)
+    return sum(
+        int((_residues(first, axes) * fresh).sum())
+        for first, axes, fresh in ((start, dims, ends + 1), (start + step, [*dims, (step, size - 1)], new))
+    )
+
+
+def _residues(start: int, dims: Dims) -> np.ndarray:
+    """How many sums start at each byte of a sector."""
+    return np.array([count_congruent(dims, byte - start, SECTOR_BYTES) for byte in range(SECTOR_BYTES)], object)
 
 
 def _lone_strides(view: View, boundary_bytes: int) -> str:
@@ -198,21 +251,6 @@ def _every(view: View, boundary_bytes: int) -> str:
     cycles = ((name, boundary_bytes // gcd(step * view.itemsize, boundary_bytes), size) for name, step, size in steps)
     told = [f"{cycle} along {name}" for name, cycle, size in cycles if 1 < cycle < size]
     return f"; the same place behind a boundary comes back every {', '.join(told)}" if told else ""
-
-
-def _residues(view: View, modulus: int) -> np.ndarray:
-    """How many rows start at each residue: one cyclic convolution a dim."""
-    counts = np.zeros(modulus, object)
-    counts[view.offset * view.itemsize % modulus] = 1
-    for step, size in zip(view.stride[:-1], view.shape[:-1], strict=True):
-        steps = np.zeros(modulus, object)
-        cycle = modulus // int(np.gcd(step * view.itemsize, modulus))
-        whole, rest = divmod(size, cycle)
-        for k in range(min(cycle, size)):
-            steps[k * step * view.itemsize % modulus] += whole + (k < rest)
-        used = np.flatnonzero(steps)
-        counts = sum((np.roll(counts, int(r)) * steps[r] for r in used), np.zeros(modulus, object))
-    return counts
 
 
 def _first_off(view: View, boundary_bytes: int) -> tuple:

@@ -25,7 +25,9 @@ from kvviz.memory.claims import (
     StepAlike,
 )
 from kvviz.memory.disputes import Ground, collisions, misplaced, out_of_bounds, same_bytes, self_overlap
+from kvviz.memory.extents import TooMuchWorkError
 from kvviz.memory.finding import Audit, Finding
+from kvviz.memory.unjudged import blocks_left, not_judged
 from kvviz.memory.view import View
 
 MOST_ROLES = 4
@@ -33,7 +35,9 @@ MOST_ROLES = 4
 
 
 def audit(views: Sequence[View], claims: Sequence[Claim] = (), *, witnesses: bool = True) -> Audit:
-    """Check every view against its storage and itself, then every claim.
+    """Check every view against its storage and itself, then every claim; a claim given twice is judged once.
+
+    A claim that is too much work is an error of its kind without counts, whose text begins with "not judged".
 
     Args:
         witnesses: False counts only: no example of a collision or a misplaced element, and not what it hits.
@@ -47,12 +51,18 @@ def audit(views: Sequence[View], claims: Sequence[Claim] = (), *, witnesses: boo
     placed = {claim: _placed(claim, named) for claim in claims if _places(claim)}
     ground = Ground(_homes(views, claims, placed), placed, witnesses)
     findings = [finding for view in views for finding in (*out_of_bounds(view), *self_overlap(view, ground))]
-    for claim in claims:
+    for claim in dict.fromkeys(claims):
         check, said = _CHECKS[type(claim)]
-        findings += check(claim, named, ground)
+        try:
+            findings += list(check(claim, named, ground))
+        except TooMuchWorkError as error:
+            findings.append(not_judged(claim, named, error))
+            continue
         checked.append(said(claim, named))
         if isinstance(claim, Overlay) and len(claim.views) > 1:
             notes.append(_overlay_note(claim))
+        if isinstance(claim, Covers):
+            notes += blocks_left(named[claim.extent], _all(named, claim.content))
     notes += _silence(views, claims)
     return Audit(tuple(_together(findings)), tuple(_counted(checked)), tuple(dict.fromkeys(notes)))
 
@@ -132,8 +142,8 @@ _CHECKS: dict[type, tuple[_Check, Callable[[Claim, dict[str, View]], str]]] = {
     ),
     Follows: (lambda c, _, ground: misplaced(*ground.placed[c], ground), lambda c, _: "1 scales behind their data"),
     Covers: (
-        lambda c, named, _: blockwise.covers(
-            _named(named, c.extent), _all(named, c.content), _all(named, c.neighbours or c.content)
+        lambda c, named, ground: blockwise.covers(
+            _named(named, c.extent), _all(named, c.content), _all(named, c.neighbours or c.content), ground.parts
         ),
         lambda c, _: "1 extents cover their blocks",
     ),

@@ -57,7 +57,7 @@ def overlaid(views: Sequence[View]) -> Iterator[Finding]:
     for given in by_storage(views):
         few = _few_blocks(given)
         group = [_first(view, few) for view in given]
-        parts = _parts(group)
+        parts = _parts(group, _block_stride(group))
 
         def shared(members: tuple[int, ...], parts: Sequence[_Part] = parts) -> _Verdicts:
             if len({parts[m].block for m in members}) > 1:
@@ -72,10 +72,19 @@ def overlaid(views: Sequence[View]) -> Iterator[Finding]:
             yield _in_part(finding, few)
 
 
-def covers(extent: View, content: Sequence[View], neighbours: Sequence[View]) -> Iterator[Finding]:
+def covers(
+    extent: View, content: Sequence[View], neighbours: Sequence[View], cache: dict | None = None
+) -> Iterator[Finding]:
     """What each block's extent lacks of its content, and what it takes of other blocks.
 
     Cells are elements of the content that are not wholly covered, or elements of neighbours that are touched.
+
+    Args:
+        cache: keeps the parts of neighbours, by name, for other extents of one audit over the same ones.
+
+    Raises:
+        ValueError: the views lie in several storages, or one has no block axis.
+        TooMuchWorkError: block strides differ, and nothing was found in the first blocks.
     """
     strangers = dict.fromkeys(view.name for view in (*content, *neighbours) if view.storage != extent.storage)
     if strangers:
@@ -83,10 +92,14 @@ def covers(extent: View, content: Sequence[View], neighbours: Sequence[View]) ->
     blocks = extent.shape[0] if extent.shape else 1
     owed = [_reshaped(v, (min(v.shape[0], blocks), *v.shape[1:]), v.offset) if v.shape else v for v in content]
     few = _few_blocks([extent, *owed, *neighbours])
-    roles = {"extent": [extent], "content": owed, "neighbour": neighbours}
-    roles = {role: [_first(view, few) for view in views] for role, views in roles.items()}
-    everybody = [view for views in roles.values() for view in views]
-    parts = [replace(part, role=role) for role, views in roles.items() for part in _parts(views, everybody)]
+    sent, own, others = ([_first(view, few) for view in views] for views in ([extent], owed, neighbours))
+    stride = _block_stride([*sent, *own, *others])
+    parts = [replace(part, role="extent") for part in _parts(sent, stride)]
+    near = []
+    if parts and any(view.num_elements for view in others):
+        near = _near(parts, _cached_parts(others, stride, few, {} if cache is None else cache), stride)
+    parts += [replace(part, role="content") for part in _parts(own, stride)]
+    parts += [replace(part, role="neighbour") for part in near]
 
     def judged(members: tuple[int, ...]) -> _Verdicts:
         taken = {parts[m].block for m in members if parts[m].role == "extent"}
@@ -148,21 +161,77 @@ class _Judge(Sweep):
         return made
 
 
-def _parts(views: Sequence[View], others: Sequence[View] = ()) -> list[_Part]:
-    """Views cut by block, in the same manner as ``others`` that they will meet.
+def _block_stride(views: Sequence[View]) -> int | None:
+    """The one distance from block to block of views that meet, in bytes, or None: blocks are then taken one by one.
 
     Raises:
         ValueError: a view without a block axis.
     """
-    everybody = [view for view in (*views, *others) if view.num_elements or not view.shape]
+    everybody = [view for view in views if view.num_elements or not view.shape]
     for view in everybody:
         if not view.shape:
             raise ValueError(f"{view.name} has no axis: its first axis must be the block")
+    return _common_stride(everybody)
+
+
+def _parts(views: Sequence[View], stride: int | None) -> list[_Part]:
+    """Views cut by block: into layers of the one stride, or block by block where there is none."""
     views = [view for view in views if view.num_elements]
-    stride = _common_stride(everybody)
     if stride:
         return [part for view in views for part in _layers(view, stride)]
     return [_Part(view, block, byte_lanes(_block(view, block))) for view in views for block in range(view.shape[0])]
+
+
+@dataclass(frozen=True, eq=False)
+class _Held:
+    """Parts, and of the runs that :func:`_hulls` gives them the starts, the stops and the part's number."""
+
+    parts: list[_Part]
+    starts: np.ndarray
+    stops: np.ndarray
+    number: np.ndarray
+    lows: np.ndarray
+    highs: np.ndarray
+
+
+def _cached_parts(views: Sequence[View], stride: int | None, few: int | None, cache: dict) -> _Held:
+    """Parts of views with what they hold."""
+    key = (stride, few, *(view.name for view in views))
+    if key not in cache:
+        parts = _parts(views, stride)
+        hulls = [_hulls([part], stride) for part in parts]
+        number = np.repeat(np.arange(len(parts)), [len(starts) for starts, _ in hulls])
+        starts, stops = (np.concatenate([np.zeros(0, np.int64), *found]) for found in zip(*hulls, strict=True))
+        lows, highs = np.array([_span([part]) for part in parts], np.int64).T
+        cache[key] = _Held(parts, starts, stops, number, lows, highs)
+    return cache[key]
+
+
+def _near(extent: Sequence[_Part], others: _Held, stride: int | None) -> list[_Part]:
+    """Those of the others that may touch the extent; the rest cannot be taken by it."""
+    low, high = _span(extent)
+    starts, stops = _hulls(extent, stride)
+    order = np.argsort(starts, kind="stable")
+    starts, stops = starts[order], np.maximum.accumulate(stops[order])
+    before = np.searchsorted(starts, others.stops)  # runs of the extent that begin before each stop
+    touch = (before > 0) & (stops[np.maximum(before, 1) - 1] > others.starts)
+    close = (others.lows < high) & (others.highs > low)
+    return [others.parts[number] for number in np.unique(others.number[touch]).tolist() if close[number]]
+
+
+def _span(parts: Sequence[_Part]) -> tuple[int, int]:
+    patterns = [p for part in parts for lane in part.lanes for p in lane]
+    return min(p.base for p in patterns), max(p.stop for p in patterns)
+
+
+def _hulls(parts: Sequence[_Part], stride: int | None) -> tuple[np.ndarray, np.ndarray]:
+    """Starts and stops of runs: behind the start of their block's layer, or, block by block, of whole patterns."""
+    patterns = [(part.block, p) for part in parts for lane in part.lanes for p in lane]
+    if stride:
+        runs = [(p.base - block * stride + p.starts, p.width) for block, p in patterns]
+    else:
+        runs = [(np.array([p.base]), p.stop - p.base) for _, p in patterns]
+    return np.concatenate([begins for begins, _ in runs]), np.concatenate([begins + width for begins, width in runs])
 
 
 def _common_stride(views: Sequence[View]) -> int | None:

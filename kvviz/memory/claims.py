@@ -44,7 +44,8 @@ class Covers:
     """Block by block, ``extent`` covers all bytes of ``content``, and no byte of another block of ``neighbours``.
 
     An extent is a transfer, a registration, a clear or a save. ``neighbours`` are views that may not be touched
-    across blocks; by default the content itself. Padding of the block's own is nobody's, and may be covered.
+    across blocks; by default the content itself. Padding of the block's own is nobody's, and may be covered. An extent
+    of fewer blocks is one of the first blocks: only they are judged, and a note names the content's others.
     """
 
     extent: str

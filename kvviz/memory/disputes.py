@@ -4,19 +4,20 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import combinations
 
 import numpy as np
 
 from kvviz.memory.claims import BelongsAt, Follows
+from kvviz.memory.drifting import drifting_collisions
 from kvviz.memory.extents import (
     BUDGET,
+    VISIT,
+    Lane,
     Region,
     Sweep,
     TooMuchWorkError,
     all_byte_lanes,
     byte_lanes,
-    drifting_bytes,
     interval,
     normal_dims,
     start_lanes,
@@ -26,13 +27,14 @@ from kvviz.memory.maps import first_wrong, locate, same_places
 from kvviz.memory.view import Storage, View
 
 OUTSIDE, PADDING = "outside the storage", "padding"
-NOT_COUNTED = "they overlap; the strides drift so that the bytes were not counted within the budget"
-NOT_DECIDED = "they may overlap; the strides drift so that neither that nor the bytes were settled within the budget"
+ALONE, REFUSED = 1 << 9, 1 << 18
+"""Runs that a lane of a view which meets itself counts for, and a view with too many lanes to be begun."""
+
+MAX_PLACES = 10_000
+"""Views that claim different bytes whose places a check of collisions tells in all."""
+
 LISTED = 1 << 20
 """Elements of a view that meets itself which are listed one by one."""
-
-PAIR_BUDGET = 20_000_000
-"""Pairs of runs and distances that one audit may solve where strides drift."""
 
 
 def place(view: View, index: tuple[int, ...]) -> Place:
@@ -53,17 +55,14 @@ def out_of_bounds(view: View) -> Iterator[Finding]:
     if view.num_elements == 0 or (low >= 0 and high <= view.storage.nbytes):
         return
     size = view.storage.nbytes
-    sweep = Sweep([byte_lanes(view), [interval(0, size)]], [view.itemsize, 1])
-    outside = next(region for region in sweep.regions(1) if region.members == (0,))
-    yield Finding(
-        "out_of_bounds",
-        (view.name,),
-        view.storage.name,
-        outside.elements[0],
-        outside.bytes,
-        place_of_byte(view, outside.first),
-        text=f"reaches bytes [{low}, {high}) of a storage of {size}",
-    )
+    cells, bytes_, example, text = None, None, (), f"reaches bytes [{low}, {high}) of a storage of {size}"
+    try:
+        sweep = Sweep([byte_lanes(view), [interval(0, size)]], [view.itemsize, 1])
+        outside = next(region for region in sweep.regions(1) if region.members == (0,))
+        cells, bytes_, example = outside.elements[0], outside.bytes, place_of_byte(view, outside.first)
+    except TooMuchWorkError as error:
+        text += f"; how many was not counted: {error}"
+    yield Finding("out_of_bounds", (view.name,), view.storage.name, cells, bytes_, example, text=text)
 
 
 def self_overlap(view: View, ground: "Ground") -> Iterator[Finding]:
@@ -103,7 +102,8 @@ def by_storage(views: Sequence[View]) -> list[list[View]]:
 
 
 def collisions(views: Sequence[View], witnesses: bool = True) -> Iterator[Finding]:
-    """One finding for each set of claimants that share bytes."""
+    """One finding for each set of claimants that share bytes; the first of them with :data:`MAX_PLACES` examples."""
+    left = MAX_PLACES if witnesses else 0
     solved: dict[tuple, list[Region]] = {}  # storages of one geometry are swept once
     for group in by_storage(views):
         kinds = classes(group)
@@ -112,11 +112,12 @@ def collisions(views: Sequence[View], witnesses: bool = True) -> Iterator[Findin
             regions = solved[key] if key in solved else _shared_regions(kinds, group[0].storage.nbytes)
             solved[key] = regions
         except TooMuchWorkError:
-            yield from _pairwise(kinds)
+            yield from drifting_collisions(kinds)
             continue
         order = {view.name: number for number, view in enumerate(group)}
         for region in regions:
-            yield _collision(region, kinds, order, witnesses)
+            yield _collision(region, kinds, order, left > 0)
+            left -= len(region.members)
 
 
 def _shared_regions(kinds: Sequence[Sequence[View]], nbytes: int) -> list[Region]:
@@ -138,68 +139,6 @@ def _collision(region: Region, kinds: Sequence[Sequence[View]], order: dict[str,
     example = tuple(p for view in shown for p in place_of_byte(view, region.first))
     names = tuple(view.name for view in members)
     return Finding("collision", names, members[0].storage.name, cells, region.bytes, example)
-
-
-def _pairwise(kinds: Sequence[Sequence[View]]) -> Iterator[Finding]:
-    """Where strides drift: each pair of classes by itself, in closed form, or only yes or no past the budget."""
-    left, hard = PAIR_BUDGET, HARD_PAIRS
-    for kind in kinds:
-        if len(kind) > 1:
-            yield Finding("collision", tuple(v.name for v in kind), kind[0].storage.name, None, _own_bytes(kind[0]))
-    for one, other in combinations(kinds, 2):
-        a, b = one[0], other[0]
-        if a.span_bytes[1] <= b.span_bytes[0] or b.span_bytes[1] <= a.span_bytes[0]:
-            continue
-        meet = _meet(a, b, EASY)
-        if meet is None and hard:
-            meet, hard = _meet(a, b, HARD), hard - 1
-        if meet is False:
-            continue
-        bytes_ = None
-        if left > 0:
-            bytes_, spent = _pair_bytes(a, b)
-            left -= spent
-        if bytes_ != 0:
-            text = "" if bytes_ is not None else NOT_COUNTED if meet else NOT_DECIDED
-            yield Finding("collision", tuple(v.name for v in (*one, *other)), a.storage.name, None, bytes_, text=text)
-
-
-def _own_bytes(view: View) -> int | None:
-    return view.num_elements * view.itemsize if view.nested else None
-
-
-def _pair_bytes(a: View, b: View) -> tuple[int | None, int]:
-    """Bytes that two views share and the work that it took; None past the budget or where a view meets itself."""
-    if not (a.nested and b.nested):
-        return None, 0
-    try:
-        pairs = [(p, q) for p in byte_lanes(a)[0] for q in byte_lanes(b)[0]]
-        return sum(drifting_bytes(p, q) for p, q in pairs), sum(len(p.starts) * len(q.starts) for p, q in pairs)
-    except TooMuchWorkError:
-        return None, BUDGET
-
-
-EASY, HARD, HARD_PAIRS = 1 << 6, 1 << 14, 64
-"""Candidates that numpy tries to settle whether two views meet, and for how many pairs it may try the more."""
-
-
-class _Ghost:
-    """An array that exists by its address alone; nobody reads it."""
-
-    def __init__(self, view: View) -> None:
-        strides = tuple(step * view.itemsize for step in view.stride)
-        base = (1 << 40) + view.offset * view.itemsize
-        self.__array_interface__ = {
-            "version": 3, "shape": view.shape, "typestr": f"|V{view.itemsize}", "strides": strides, "data": (base, True)
-        }  # fmt: skip
-
-
-def _meet(a: View, b: View, work: int) -> bool | None:
-    """Whether two views share any byte, by numpy's bounded search; None where ``work`` candidates did not settle it."""
-    try:
-        return bool(np.shares_memory(np.asarray(_Ghost(a)), np.asarray(_Ghost(b)), max_work=work))
-    except (np.exceptions.TooHardError, ValueError, OverflowError):
-        return None
 
 
 def same_bytes(part: View, whole: View) -> Iterator[Finding]:
@@ -241,6 +180,7 @@ class Ground:
         self, homes: Sequence[View], placed: Mapping[BelongsAt | Follows, tuple[View, View]], witnesses: bool
     ) -> None:
         self.placed, self.witnesses = placed, witnesses
+        self.parts: dict = {}  # what ``kvviz.memory.blockwise`` cuts views into, by what they are cut for
         self._homes: dict[str, list[View]] = {}
         for home in sorted((home for home in homes if home.num_elements), key=lambda view: view.role == "data"):
             self._homes.setdefault(home.storage.name, []).append(home)
@@ -248,9 +188,12 @@ class Ground:
         self._same: dict[tuple, bool] = {}
         self._found: dict[tuple, Counter] = {}
         self._meetings: dict[tuple, tuple[int, int, int]] = {}
+        self._home_lanes: dict[str, list[list[Lane]]] = {}
         self._left = self._left_alone = BUDGET
         self._places: dict[tuple[int, str], tuple[Place, ...]] = {}
-        self._keys: dict[str, tuple] = {}
+        self._spans: dict[str, np.ndarray] = {}
+        self._geometries: dict[tuple, int] = {}
+        self._keys: dict[str, int] = {}  # which of the geometries a storage has
 
     def right(self, view: View, rightful: View) -> int:
         """How many elements of a view are where its rightful map has them."""
@@ -281,12 +224,17 @@ class Ground:
         start, dims = normal_dims(view)
         key = (tuple(dims), view.itemsize, view.num_elements)
         if key not in self._meetings:
-            lanes = byte_lanes(view)
-            sweep = Sweep([[lane] for lane in lanes], [view.itemsize] * len(lanes), budget=self._left_alone)
+            if self._left_alone <= 0:
+                raise TooMuchWorkError(f"the budget of {BUDGET} runs that an audit has for this is spent")
+            work = REFUSED
             try:
+                lanes = byte_lanes(view)
+                sweep = Sweep([[lane] for lane in lanes], [view.itemsize] * len(lanes), budget=self._left_alone)
+                work = len(lanes) * ALONE
                 regions = sweep.regions()
+                work += sweep.work
             finally:
-                self._left_alone -= sweep.work
+                self._left_alone -= work
             first = min((region.first for region in regions), default=start) - start
             self._meetings[key] = (sum(sum(r.elements) for r in regions), sum(r.bytes for r in regions), first)
         return self._meetings[key]
@@ -302,7 +250,11 @@ class Ground:
     def place(self, byte: int, storage: str) -> tuple[Place, ...]:
         """The owner's element under a byte, or nothing."""
         if (byte, storage) not in self._places:
-            there = reversed(self._homes.get(storage, ()))
+            homes = self._homes.get(storage, ())
+            if storage not in self._spans:
+                self._spans[storage] = np.array([home.span_bytes for home in homes], np.int64).reshape(-1, 2)
+            low, high = self._spans[storage].T
+            there = (homes[number] for number in np.flatnonzero((low <= byte) & (byte < high))[::-1].tolist())
             self._places[byte, storage] = next((found for home in there if (found := place_of_byte(home, byte))), ())
         return self._places[byte, storage]
 
@@ -326,12 +278,15 @@ class Ground:
         """Elements by the name of what their first byte hits. Storages of one geometry are counted once."""
         storage, homes = view.storage, self._homes.get(view.storage.name, [])
         if storage.name not in self._keys:
-            self._keys[storage.name] = (storage.nbytes, *map(_bytes_key, homes))
+            geometry = (storage.nbytes, *map(_bytes_key, homes))
+            self._keys[storage.name] = self._geometries.setdefault(geometry, len(self._geometries))
             with suppress(TooMuchWorkError):  # together they may drift; then one by one
-                self._count(storage, homes, self._displaced(storage), BUDGET)
+                self._count(storage, homes, self._displaced(storage), together=True)
         key = (self._keys[storage.name], _bytes_key(view))
         if key not in self._found:
-            self._left -= self._count(storage, homes, {key: view}, self._left)
+            if self._left <= 0:
+                raise TooMuchWorkError(f"the budget of {BUDGET} runs that an audit has for this is spent")
+            self._count(storage, homes, {key: view})
         names = (OUTSIDE, PADDING)
         return {names[k] if k < 2 else homes[k - 2].name: n for k, n in self._found[key].items()}
 
@@ -346,24 +301,29 @@ class Ground:
                     wanted.setdefault(key, asked)
         return wanted
 
-    def _count(self, storage: Storage, homes: Sequence[View], views: dict[tuple, View], budget: int) -> int:
+    def _count(self, storage: Storage, homes: Sequence[View], views: dict[tuple, View], together: bool = False) -> None:
         """Elements of each view by the number of what they hit: 0 outside, 1 padding, then the homes.
 
-        The storage itself is an owner too, so that outside shows. Returns the work that it took.
+        The storage itself is an owner too, so that outside shows. What is counted one by one shares a budget.
         """
         if not views:
-            return 0
-        owners = [[interval(0, storage.nbytes)], *all_byte_lanes(homes), *map(start_lanes, views.values())]
+            return
+        if storage.name not in self._home_lanes:
+            self._home_lanes[storage.name] = [[interval(0, storage.nbytes)], *all_byte_lanes(homes)]
+        owners = [*self._home_lanes[storage.name], *map(start_lanes, views.values())]
         light = len(homes) + 1
         found = [Counter() for _ in views]
-        sweep = Sweep(owners, weights=[1] * light + [light + 1] * len(views), budget=budget)
-        for region in sweep.regions(light + 1):
+        sweep = Sweep(owners, weights=[1] * light + [light + 1] * len(views), budget=BUDGET if together else self._left)
+        try:
+            regions = sweep.regions(light + 1)
+        finally:
+            self._left -= 0 if together else sweep.work + len(owners) * VISIT
+        for region in regions:
             under = max((m for m in region.members if m < light), default=-1) + 1
             for member, count in zip(region.members, region.elements, strict=True):
                 if member >= light:
                     found[member - light][under if region.members[0] == 0 else 0] += count
         self._found.update(zip(views, found, strict=True))
-        return sweep.work
 
 
 def misplaced(view: View, rightful: View, ground: Ground) -> Iterator[Finding]:

@@ -9,10 +9,11 @@ depends on the runs of a few periods, not on the number of blocks.
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import gcd, lcm, prod
+from math import lcm, prod
 
 import numpy as np
 
+from kvviz.memory.openness import WORD, distinct_rows, open_lanes, set_bits, touched_elements
 from kvviz.memory.view import View
 
 BUDGET = 4_000_000
@@ -26,6 +27,9 @@ FEW_INTERVALS = 64
 
 VISIT = 64
 """Runs that looking at one lane in one period counts for, however few it has there."""
+
+MEMBER = 4
+"""Runs that a lane which is open in a region counts for."""
 
 MAX_LANES = 4096
 """Parts that a view which meets itself may be cut into."""
@@ -117,14 +121,24 @@ def _form(dims: Dims, width: int, repeats: int, name: str) -> list[Lane]:
     """The lanes of elements ``width`` bytes wide whose first one starts at byte 0."""
     if repeats > MAX_LANES:
         raise TooMuchWorkError(f"{name} repeats each element {repeats} times, more than {MAX_LANES}")
-    cut = [(0, [])]
+    parts = nested_parts(dims, width, name, MAX_LANES // repeats)
+    return [_patterns(begin, nested, width, name) for begin, nested in parts] * repeats
+
+
+def nested_parts(dims: Dims, width: int, name: str, most: int = MAX_LANES) -> list[tuple[int, Dims]]:
+    """Dims cut into nested ones, each with its first byte: in none of them two elements of ``width`` bytes meet.
+
+    Raises:
+        TooMuchWorkError: more than ``most`` parts.
+    """
+    cut: list[tuple[int, Dims]] = [(0, [])]
     for dim in dims:
         begun, cut = cut, []
         for part in begun:
             cut += _add_dim(*part, dim, width)
-            if len(cut) * repeats > MAX_LANES:
+            if len(cut) > most:
                 raise TooMuchWorkError(f"{name} meets itself in more than {MAX_LANES} ways")
-    return [_patterns(begin, nested, width, name) for begin, nested in cut] * repeats
+    return cut
 
 
 def _add_dim(start: int, dims: Dims, dim: tuple[int, int], width: int) -> list[tuple[int, Dims]]:
@@ -266,19 +280,24 @@ class Sweep:
         return here
 
     def _spend(self, runs: int) -> None:
-        self.work += runs
-        if self.work > self._budget:
+        """Charge work before it is done; what is refused is not charged."""
+        if self.work + runs > self._budget:
             raise TooMuchWorkError(f"counting needs more than the budget of {self._budget} runs")
+        self.work += runs
 
-    def _runs(self, lane: Lane, start: int) -> tuple[np.ndarray, np.ndarray]:
+    def _copies(self, lane: Lane, start: int) -> list[tuple[Pattern, int, int]]:
+        """A lane's patterns that reach into a period, each with the range of its copies that do."""
+        stop, found = start + self.period, []
+        for p in lane:
+            low, high = max(-(-(start - p.base - p.span + 1) // p.step), 0), min(-(-(stop - p.base) // p.step), p.count)
+            if low < high:
+                found.append((p, low, high))
+        return found
+
+    def _runs(self, copies: list[tuple[Pattern, int, int]], start: int) -> tuple[np.ndarray, np.ndarray]:
         """Starts and stops of a lane's runs in a period, clipped to it."""
         starts, stops = [], []
-        for p in lane:
-            low = max(-(-(start - p.base - p.span + 1) // p.step), 0)
-            high = min(-(-(start + self.period - p.base) // p.step), p.count)
-            if high <= low:
-                continue
-            self._spend((high - low) * len(p.starts))
+        for p, low, high in copies:
             run = ((p.base + np.arange(low, high, dtype=np.int64) * p.step)[:, None] + p.starts).ravel()
             first, last = np.maximum(run, start), np.minimum(run + p.width, start + self.period)
             starts.append(first[first < last])
@@ -291,7 +310,9 @@ class Sweep:
         """Regions inside one period."""
         here = self._lanes_in(start)
         self._spend(len(here) * VISIT)
-        runs = [self._runs(self._lanes[lane], start) for lane in here]
+        copies = [self._copies(self._lanes[lane], start) for lane in here]
+        self._spend(sum((high - low) * len(p.starts) for found in copies for p, low, high in found))
+        runs = [self._runs(found, start) for found in copies]
         lengths = [len(first) for first, _ in runs]
         points = np.concatenate([first for first, _ in runs] + [last for _, last in runs])
         order = np.argsort(points, kind="stable")  # merges the lanes, each sorted already
@@ -301,9 +322,11 @@ class Sweep:
         picked = np.flatnonzero((depth >= least) & (sizes > 0))
         if not len(picked):
             return []
+        self._spend(len(picked) * (len(here) // WORD))
         flips = np.repeat(np.arange(len(here) * 2) % len(here), lengths * 2)[order]
-        kinds, which = _distinct_rows(_open_lanes(flips, len(here), picked))
-        lanes_of = [tuple(here[list(_set_bits(kind))].tolist()) for kind in kinds]
+        kinds, which = distinct_rows(open_lanes(flips, len(here), picked))
+        self._spend(int(np.bitwise_count(kinds).sum()) * MEMBER)
+        lanes_of = [tuple(here[list(set_bits(kind))].tolist()) for kind in kinds]
         return self._regions(lanes_of, which, points[picked], sizes[picked], least)
 
     def _regions(self, lanes_of, which, points: np.ndarray, sizes: np.ndarray, least: int) -> list[Region]:
@@ -316,7 +339,7 @@ class Sweep:
         which, points, sizes = which[order], points[order], sizes[order]
         bounds = np.searchsorted(group[order], np.arange(len(groups) + 1))
         totals = np.add.reduceat(sizes, bounds[:-1]).tolist()
-        touched = {size: _touched(points, sizes, size, bounds[:-1]) for size in set(self._itemsizes)}
+        touched = {size: touched_elements(points, sizes, size, bounds[:-1]) for size in set(self._itemsizes)}
         alone = Counter(group_of)
         made = []
         for owners, number in groups.items():
@@ -344,29 +367,8 @@ class Sweep:
             open_in = [number for number, lanes in lanes_of.items() if lane in lanes]
             here = slice(None) if len(open_in) == len(lanes_of) else np.isin(which, open_in)
             size = self._itemsizes[self._owner[lane]]
-            counts[self._owner[lane]] += _touched(points[here], sizes[here], size, np.zeros(1, np.int64))[0]
+            counts[self._owner[lane]] += touched_elements(points[here], sizes[here], size, np.zeros(1, np.int64))[0]
         return tuple(counts.values())
-
-
-def _touched(points: np.ndarray, sizes: np.ndarray, itemsize: int, groups: np.ndarray) -> list[int]:
-    """Elements of ``itemsize`` bytes that the intervals of each group touch; groups begin at the given positions."""
-    first, last = points // itemsize, (points + sizes - 1) // itemsize
-    count = last - first + 1
-    count[1:] -= first[1:] == last[:-1]
-    count[groups[1:]] += first[groups[1:]] == last[groups[1:] - 1]
-    return np.add.reduceat(count, groups).tolist()
-
-
-def _distinct_rows(words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The distinct rows of a table of integers, and the number of each row's."""
-    number = None
-    for column in words.T:
-        values, codes = np.unique(column, return_inverse=True)
-        if number is not None:
-            _, codes = np.unique(number * len(values) + codes, return_inverse=True)
-        number = codes
-    _, first = np.unique(number, return_index=True)
-    return words[first], number
 
 
 def _as_intervals(lane: Lane) -> Lane:
@@ -380,48 +382,3 @@ def _as_intervals(lane: Lane) -> Lane:
         for start in p.starts.tolist()
     )
     return [pattern for begin, width in runs for pattern in interval(begin, begin + width)]
-
-
-def _open_lanes(flips: np.ndarray, count: int, picked: np.ndarray) -> np.ndarray:
-    """Which of ``count`` lanes are open after each picked event, as bits in words: each event flips its lane's bit."""
-    words = []
-    for first in range(0, count, 62):
-        bits = np.zeros(count, np.int64)
-        bits[first : first + 62] = np.int64(1) << np.arange(min(62, count - first))
-        words.append(np.bitwise_xor.accumulate(bits[flips])[picked])
-    return np.stack(words, axis=1)
-
-
-def _set_bits(words: np.ndarray) -> tuple[int, ...]:
-    return tuple(w * 62 + bit for w, word in enumerate(words.tolist()) for bit in range(62) if word >> bit & 1)
-
-
-def drifting_bytes(a: Pattern, b: Pattern, budget: int = BUDGET) -> int:
-    """Bytes that two patterns share, whatever their steps: closed form over pairs of runs.
-
-    Two runs at a distance meet as often as ``a.step * x - b.step * y`` takes that value in the box of counts.
-
-    Raises:
-        TooMuchWorkError: more than ``budget`` pairs of runs and distances.
-    """
-    grain = gcd(a.step, b.step)
-    if lcm(a.step, b.step) >= 1 << 62 or a.step * b.step >= 1 << 62:
-        raise TooMuchWorkError(f"steps of {a.step} and {b.step} bytes are too long to be counted")
-    distances = (a.base + a.starts)[:, None] - (b.base + b.starts)
-    reach = -(-(a.width + b.width - 1) // grain)
-    if distances.size * reach > budget:
-        raise TooMuchWorkError(f"{distances.size} pairs of runs at {reach} distances exceed the budget of {budget}")
-    lowest = -a.width + 1 + (distances + a.width - 1) % grain
-    meet = lowest[..., None] + np.arange(reach, dtype=np.int64) * grain
-    shared = np.maximum(np.minimum(meet + a.width, b.width) - np.maximum(meet, 0), 0)
-    return int((shared * _solutions(meet - distances[..., None], a, b, grain)).sum())
-
-
-def _solutions(target: np.ndarray, a: Pattern, b: Pattern, grain: int) -> np.ndarray:
-    """How often ``a.step * x - b.step * y == target`` for x, y within the counts; target is a multiple of grain."""
-    step_a, step_b = a.step // grain, b.step // grain
-    x = (target // grain) % step_b * pow(step_a, -1, step_b) % step_b if step_b > 1 else np.zeros_like(target)
-    y = (x * step_a - target // grain) // step_b
-    lower = np.maximum(0, -(y // step_a))
-    upper = np.minimum((a.count - 1 - x) // step_b, (b.count - 1 - y) // step_a)
-    return np.maximum(upper - lower + 1, 0)

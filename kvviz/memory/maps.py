@@ -3,64 +3,11 @@
 Everything is solved, not listed: the work does not grow with the number of blocks.
 """
 
-from collections.abc import Sequence
-from math import gcd, prod
-
-import numpy as np
-
-from kvviz.memory.extents import BUDGET, TooMuchWorkError
+from kvviz.memory.equations import count_solutions
 from kvviz.memory.view import View
 
 MAX_STEPS = 100_000
 """Steps that looking for an element may take."""
-
-Dim = tuple[int, int]
-"""A coefficient in bytes and how many values its index takes."""
-
-
-def count_solutions(dims: Sequence[Dim], target: int, budget: int = BUDGET) -> int:
-    """Number of index tuples with ``sum(c * i) == target`` and ``0 <= i < n`` for each dim ``(c, n)``.
-
-    Free dims multiply, the two longest are solved in closed form, the others are listed.
-
-    Raises:
-        TooMuchWorkError: more than ``budget`` tuples of the others.
-    """
-    if any(size == 0 for _, size in dims):
-        return 0
-    free = prod(size for step, size in dims if step == 0)
-    bound = sorted(((step, size) for step, size in dims if step and size > 1), key=lambda dim: dim[1])
-    if not bound:
-        return free if target == 0 else 0
-    listed, (first, second) = bound[:-2], (bound[-1], bound[-2] if len(bound) > 1 else (0, 1))
-    if prod(size for _, size in listed) > budget:
-        raise TooMuchWorkError(f"an equation over {len(bound)} dims needs more than {budget} cases")
-    rest = np.array([target], dtype=np.int64)
-    for step, size in listed:
-        rest = (rest[:, None] - np.arange(size, dtype=np.int64) * step).ravel()
-    return free * int(_pairs(rest, first, second).sum())
-
-
-def _pairs(target: np.ndarray, first: Dim, second: Dim) -> np.ndarray:
-    """For each target the number of (x, y) with ``c * x + d * y == target`` in the two ranges."""
-    (c, n), (d, m) = first, second
-    if c < 0:
-        target, c = target - (n - 1) * c, -c
-    if d == 0:
-        x, left = np.divmod(target, c)
-        return ((left == 0) & (x >= 0) & (x < n)).astype(np.int64)
-    if d > 0:
-        target, d = target - (m - 1) * d, -d
-    grain = gcd(c, d)
-    a, b = c // grain, -d // grain
-    if a * b >= 1 << 62:
-        raise TooMuchWorkError(f"steps of {c} and {d} bytes are too long to be solved")
-    whole = target // grain
-    x = whole % b * pow(a, -1, b) % b if b > 1 else np.zeros_like(whole)
-    y = (x * a - whole) // b
-    lower = np.maximum(0, -(y // a))
-    upper = np.minimum((n - 1 - x) // b, (m - 1 - y) // a)
-    return np.where(target % grain == 0, np.maximum(upper - lower + 1, 0), 0)
 
 
 def same_places(view: View, rightful: View) -> int:

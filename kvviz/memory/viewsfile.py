@@ -36,10 +36,10 @@ FORMAT, VERSION = "kvviz-views", 1
 FINDINGS_FORMAT, FINDINGS_VERSION = "kvviz-findings", 1
 
 MAX_FILE_BYTES = 16 << 20
-MAX_VALUES = 1_000_000
+MAX_VALUES = 500_000
 """Most commas, colons and brackets that are parsed; what a file means is far smaller than what it may unfold to."""
 
-MAX_VIEWS = MAX_CLAIMS = 10_000
+MAX_VIEWS = MAX_CLAIMS = 5_000
 MAX_DIMS, MAX_NAME, MAX_ITEMSIZE = 16, 200, 1 << 20
 MAX_DIGITS, SHOWN = 100, 48
 """Digits of a number that is parsed at all, and characters of a wrong value that an error repeats."""

@@ -1,6 +1,7 @@
 """The audit against a byte-by-byte account in plain Python, over random small views; and what it says in words."""
 
 import random
+import time
 from collections import Counter
 from itertools import product
 
@@ -297,3 +298,42 @@ def test_many_names_are_told_shortly():
     assert [line.split(" [")[0] for line in lines[1:]] == ["  first: v0", "  first: v27"]
     (four,) = audit([words(name, 1) for name in names[:4]], [Disjoint(names[:4])]).findings
     assert str(four).startswith("collision: v0, v1, v2, v3: 8 cells")
+
+
+def test_drifting_views_out_of_place_share_one_budget():
+    """What each displaced view hits is refused before it is counted, not after."""
+    storage, blocks = Storage("s", 1 << 42), 50_269
+    shape = (blocks, 16, 8, 128)
+    views = [View(f"p{n}", storage, shape, (131_072 + 128 * n, 1, 16, 128), n * 7) for n in range(200)]
+    begun = time.process_time()
+    result = audit(views, [BelongsAt(f"p{n}", f"p{199 - n}") for n in range(100)])
+    assert time.process_time() - begun < 3
+    assert len(result.findings) == 100 and {finding.kind for finding in result.findings} == {"misplaced"}
+    wrong = blocks - 1  # the offsets differ, and the block strides the other way round: at one block they may agree
+    assert all(finding.cells >= wrong * 16 * 8 * 128 for finding in result.findings)
+
+
+def test_a_claim_given_twice_is_judged_once():
+    view, home = View("v", Storage("s", 64), (4,), (1,)), View("h", Storage("s", 64), (4,), (1,), 4)
+    claim = BelongsAt("v", "h")
+    assert audit([view, home], [claim, claim]) == audit([view, home], [claim])
+
+
+def test_bytes_outside_that_are_too_much_work_are_told_and_not_counted():
+    shape, stride = (1000, 1001, 1003, 1007), (10_007_000_003, 10_007_001, 10_007, 9)
+    view = View("v", Storage("s", 64), shape, stride)
+    (finding,) = audit([view]).of_kind("out_of_bounds")
+    assert finding.cells is None and "reaches bytes [0, " in finding.text and "was not counted" in finding.text
+
+
+def test_views_that_meet_themselves_share_one_budget():
+    """Thousands of them are told without counts and soon; a small one before them is counted."""
+    storage = Storage("s", 1 << 40)
+    small = View("small", storage, (3, 4), (2, 1))
+    views = [View(f"v{n}", storage, (2000 + n, 3000 + n), (1, 1), n) for n in range(1000)]
+    begun = time.process_time()
+    first, *others = audit([small, *views]).findings
+    assert time.process_time() - begun < 3
+    account = [start for block in range(3) for start in range(2 * block, 2 * block + 4)]
+    assert first.bytes == len({start for start in account if account.count(start) > 1}) == 4
+    assert len(others) == 1000 and all(f.kind == "self_overlap" and f.cells is None for f in others)
