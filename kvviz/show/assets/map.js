@@ -4,8 +4,11 @@
   "use strict";
   const script = document.currentScript;
   const root = script && script.previousElementSibling;
-  if (!root || !root.classList.contains("kvviz") || root.dataset.kvvizLive) return;
-  root.dataset.kvvizLive = "1";
+  if (!root || !root.classList.contains("kvviz") || root.kvviz) return;
+  root.kvviz = root.dataset.kvvizLive = "1";
+  // A page that a browser saved holds what an earlier run of this script had made.
+  root.querySelectorAll(".kvviz-live").forEach((node) => node.remove());
+  root.querySelectorAll("button").forEach((node) => node.replaceWith(...node.childNodes));
   const DATA = "@DATA@";
   const STATES = ["right", "contested", "misplaced", "unreached", "unowned"];
   const [RIGHT, CONTESTED, MISPLACED, UNREACHED, UNOWNED] = [0, 1, 2, 3, 4];
@@ -202,7 +205,6 @@
     const looks = getComputedStyle(root);
     const paper = rgb(looks.getPropertyValue("--jp-layout-color1") || "#ffffff");
     const ink = rgb(looks.color || "#1a1a1a");
-    const dark = light(paper) < 0.2;
     const hues = DATA.hues.map(rgb), cache = new Map();
     const owned = (hue, role, half) => {
       const key = `${hue} ${role} ${half}`;
@@ -212,8 +214,8 @@
       }
       return cache.get(key);
     };
-    const fixed = [null, rgb(DATA.red), rgb(DATA.orange), paper, mix([150, 150, 150], paper, dark ? 0.3 : 0.25)];
-    return { paper, ink, dark, owned, fixed, soft: mix(ink, paper, 0.6), on: (fill) => light(fill) < 0.3 ? "#fff" : "#1a1a1a" };
+    const fixed = [null, rgb(DATA.red), rgb(DATA.orange), paper, mix([150, 150, 150], paper, 0.28)];
+    return { paper, ink, owned, fixed, soft: mix(ink, paper, 0.6), on: (fill) => light(fill) < 0.2 ? "#fff" : "#1a1a1a" };
   }
 
   function hatch(context, kind, ratio) {
@@ -312,7 +314,7 @@
         bar.append(choice);
         this.choice = choice;
       }
-      const to = element("input", "", { type: "text", placeholder: "go to byte (or 0x...)", "aria-label": "go to byte", inputmode: "text" });
+      const to = element("input", "", { type: "text", placeholder: "go to byte, 0x…", "aria-label": "go to byte", inputmode: "text" });
       to.addEventListener("change", () => {
         const byte = Number(to.value.trim());
         if (to.value.trim() && Number.isInteger(byte) && byte >= 0 && byte < this.nbytes) this.select(byte, true);
@@ -328,32 +330,29 @@
       const name = element("span", "");
       const tell = () => { name.textContent = ` ${this.frame ? this.frames[this.frame - 1][0] : this.before}`; };
       slider.setAttribute("aria-label", "step through the writes");
-      slider.addEventListener("input", () => { this.frame = Number(slider.value); tell(); this.draw(); this.say(); });
+      slider.addEventListener("input", () => { this.frame = Number(slider.value); tell(); this.draw(); this.say(); if (this.hover !== null) this.fill(describe(this, this.hover)); });
       tell();
       box.append(slider, name);
       return box;
     }
 
     legend() {
-      const list = this.node.querySelector(".kvviz-legend");
-      if (!list) return;
-      list.querySelectorAll("li").forEach((item) => {
+      this.node.querySelectorAll(".kvviz-legend li").forEach((item) => {
+        const what = item.dataset.kvviz, key = what.startsWith("hue ") ? { hues: Number(what.slice(4)) } : { state: STATES.indexOf(what) };
         const button = element("button", "", { type: "button", "aria-pressed": "false" });
         button.append(...item.childNodes);
         item.append(button);
-        const what = item.dataset.kvviz, key = what.startsWith("hue ") ? { hues: Number(what.slice(4)) } : { state: STATES.indexOf(what) };
-        button.addEventListener("click", () => this.light(button.getAttribute("aria-pressed") === "true" ? null : key, button));
+        button.addEventListener("click", () => this.light(button.getAttribute("aria-pressed") === "true" ? null : key, what));
       });
     }
 
-    light(key, button = null) {
+    light(key, what) {
       for (const map of this.group) {
         map.lit = key;
-        map.node.querySelectorAll(".kvviz-legend button").forEach((other) => other.setAttribute("aria-pressed", "false"));
+        map.node.querySelectorAll(".kvviz-legend li").forEach((item) => item.firstChild.setAttribute("aria-pressed", String(!!key && item.dataset.kvviz === what)));
         if (map.choice) map.choice.value = key && "hue" in key ? String(key.hue) : "";
         map.draw();
       }
-      if (button) button.setAttribute("aria-pressed", String(key !== null));
     }
 
     isLit(state, owner, writer) {
@@ -414,10 +413,7 @@
       const patterns = [null, hatch(context, CONTESTED, ratio), hatch(context, MISPLACED, ratio), null, hatch(context, UNOWNED, ratio)];
       context.font = "10px sans-serif";
       context.textBaseline = "middle";
-      context.save();
-      context.beginPath(); context.rect(0, 0, f.width, f.height); context.clip();
       for (let row = 0; row < f.rows; row++) this.drawRow(context, f, painted, row, colours, patterns);
-      context.restore();
       this.drawAxis(context, f, colours);
       if (this.band) this.drawBand(f, ratio, colours);
       this.hint(f, colours);
@@ -430,8 +426,7 @@
       context.drawImage(this.sheet, 0, 0, f.width, f.height + AXIS);
       context.font = "10px sans-serif";
       context.textBaseline = "middle";
-      context.beginPath(); context.rect(0, 0, f.width, f.height); context.clip();
-      this.drawPointers(context, f, colours);
+      within(context, 0, f.width, f.height, () => this.drawPointers(context, f, colours));
     }
 
     drawRow(context, f, w, row, colours, patterns) {
@@ -446,24 +441,26 @@
         from = null;
       };
       const step = Math.max(1, Math.floor(1 / f.px));
-      for (let column = first; column < last; column += step) {
-        let i = start + column - w.a;
-        if (i < 0 || i >= w.state.length) { flush(column); at = -1; continue; }
-        for (let j = i + 1; j < Math.min(i + step, w.state.length); j++) if (SEVERITY[w.state[j]] > SEVERITY[w.state[i]]) i = j;
-        const alike = at >= 0 && w.state[i] === w.state[at] && w.owner[i] === w.owner[at] && w.count[i] === w.count[at]
-          && w.ownerCell[i] === w.ownerCell[at] && w.writer[i] === w.writer[at];
-        at = i;
-        if (!alike) {
-          flush(column); from = column;
-          const view = this.everybody[w.owner[i]];
-          if (view) {
-            if (view.axes[0] === "block") homes[0].add(indexOf(view, w.ownerCell[i])[0]);
-            if (typeof view.key === "number") homes[1].add(view.key);
+      within(context, LEFT, f.inner, f.height, () => {
+        for (let column = first; column < last; column += step) {
+          let i = start + column - w.a;
+          if (i < 0 || i >= w.state.length) { flush(column); at = -1; continue; }
+          for (let j = i + 1; j < Math.min(i + step, w.state.length); j++) if (SEVERITY[w.state[j]] > SEVERITY[w.state[i]]) i = j;
+          const alike = at >= 0 && w.state[i] === w.state[at] && w.owner[i] === w.owner[at] && w.count[i] === w.count[at]
+            && w.ownerCell[i] === w.ownerCell[at] && w.writer[i] === w.writer[at];
+          at = i;
+          if (!alike) {
+            flush(column); from = column;
+            const view = this.everybody[w.owner[i]];
+            if (view) {
+              if (view.axes[0] === "block") homes[0].add(indexOf(view, w.ownerCell[i])[0]);
+              if (typeof view.key === "number") homes[1].add(view.key);
+            }
           }
         }
-      }
-      flush(last);
-      if (f.rowHeight >= 9 || row % Math.ceil(10 / f.rowHeight) === 0) {
+        flush(last);
+      });
+      if (y + f.rowHeight / 2 < f.height && row % Math.ceil(9 / f.rowHeight) === 0) {
         context.fillStyle = css(colours.soft);
         context.textAlign = "right";
         context.fillText("0x" + Math.max(start, 0).toString(16), LEFT - 5, y + f.rowHeight / 2);
@@ -489,8 +486,8 @@
       context.textAlign = "center";
       if (bytes) {
         for (let column = from; column < to; column++) {
-          const value = this.value(start + column);
-          if (value !== null && f.rowHeight > 9) context.fillText(hex(value), LEFT + (column - this.look.left + 0.5) * f.px, y + high / 2);
+          const value = this.value(start + column), middle = (column - this.look.left + 0.5) * f.px;
+          if (value !== null && f.rowHeight > 9 && middle > 7 && middle < f.inner - 7) context.fillText(hex(value), LEFT + middle, y + high / 2);
         }
       } else if (f.rowHeight >= 10) {
         const word = mark(state, owner, writer, w.count[i], wide);
@@ -625,7 +622,7 @@
 
     listen() {
       const canvas = this.canvas;
-      let down = null, moved = false, scrolled = 0, engaged = false;
+      let down = null, moved = false, scrolled = -999, engaged = false;
       window.addEventListener("wheel", () => { if (!engaged) scrolled = performance.now(); }, { passive: true, capture: true });
       canvas.addEventListener("pointermove", (event) => {
         if (performance.now() - scrolled > 350) engaged = true;
@@ -650,7 +647,7 @@
         const [x, y] = spot(event, canvas);
         if (down && !moved) {
           const byte = this.byteAt(x, y);
-          if (byte !== null) this.select(byte, false);
+          if (byte !== null) this.select(byte);
           if (event.pointerType !== "mouse") this.point(byte, x, y);
         }
         down = null;
@@ -678,7 +675,7 @@
       else if (event.key === "End") this.select(this.stop - 1, true);
       else if (event.key === "+" || event.key === "=") this.zoomBy(1.6);
       else if (event.key === "-") this.zoomBy(1 / 1.6);
-      else if (event.key === "Escape") { this.selected = null; this.light(null); this.say(); }
+      else if (event.key === "Escape") { this.select(null); this.light(null); }
       else return;
       event.preventDefault();
       event.stopPropagation();
@@ -700,13 +697,17 @@
       else this.showTip(describe(this, byte), x, y);
     }
 
-    showTip(lines, x, y) {
-      const tip = this.tip;
-      tip.replaceChildren(...lines.map((line, n) => {
+    fill(lines) {
+      this.tip.replaceChildren(...lines.map((line, n) => {
         const row = element(n ? "div" : "b", "");
         row.textContent = line;
         return row;
       }));
+    }
+
+    showTip(lines, x, y) {
+      const tip = this.tip;
+      this.fill(lines);
       tip.style.display = "block";
       const wide = this.stage.clientWidth;
       tip.style.left = `${Math.max(0, Math.min(x + 14, wide - tip.offsetWidth - 2))}px`;
@@ -731,16 +732,16 @@
     zoomBy(factor, x = null, y = null) {
       const f = this.frameOf(), look = this.look, at = this.selected === null ? null : this.where(this.selected);
       if (x === null) { x = at && at.shown ? at.x : LEFT + f.inner / 2; y = at && at.shown ? at.y : f.height / 2; }
-      const column = (x - LEFT) / f.px + look.left, row = y / f.rowHeight + look.top;
+      const column = (x - LEFT) / f.px + look.left, row = Math.floor(y / f.rowHeight) + look.top;
       look.zoom = Math.max(0.2, Math.min(look.zoom * factor, Math.max(1, (this.row * 40) / f.inner)));
       const g = this.frameOf();
       look.left = column - (x - LEFT) / g.px;
-      look.top = Math.round(row - y / g.rowHeight);
+      look.top = row - Math.floor(y / g.rowHeight);
       this.share();
     }
 
     select(byte, follow) {
-      this.selected = byte;
+      for (const map of this.group) { map.selected = byte < map.nbytes ? byte : null; map.say(); }
       if (follow) {
         const f = this.frameOf(), at = this.where(byte), row = Math.floor((byte - this.anchor) / this.row);
         if (!at.shown) {
@@ -750,7 +751,6 @@
         }
       }
       this.share();
-      this.say();
     }
 
     share() {
@@ -780,6 +780,13 @@
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
     context.clearRect(0, 0, width, height);
     return context;
+  }
+
+  function within(context, x, width, height, call) {
+    context.save();
+    context.beginPath(); context.rect(x, 0, width, height); context.clip();
+    call();
+    context.restore();
   }
 
   function spot(event, canvas) {
