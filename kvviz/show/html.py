@@ -278,9 +278,7 @@ def _legend(shown: Sequence[Entry]) -> str:
     for entry in shown:
         state = next((state for state, style in FIXED.items() if entry.styles == (style,)), None)
         key = state or f"hue {HUES.index(SHADES[entry.styles[0].fill][0])}"
-        swatches = "".join(
-            f'<span class="kvviz-swatch" style="{_css(style)}"></span>' for style in entry.styles
-        )
+        swatches = "".join(f'<span class="kvviz-swatch" style="{_css(style)}"></span>' for style in entry.styles)
         items.append(f'<li data-kvviz="{key}">{swatches}{escape(clipped(entry.text))}</li>')
     return f'<ul class="kvviz-legend">{"".join(items)}</ul>'
 

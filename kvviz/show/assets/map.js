@@ -219,7 +219,7 @@
   }
 
   function hatch(context, kind, ratio) {
-    const tile = document.createElement("canvas");
+    const tile = element("canvas");
     tile.width = tile.height = Math.round(7 * ratio);
     const pen = tile.getContext("2d");
     pen.strokeStyle = kind === UNOWNED ? "rgba(128,128,128,.55)" : "rgba(20,20,20,.62)";
@@ -299,7 +299,7 @@
       const button = (text, name, call) => {
         const made = element("button", "", { type: "button", "aria-label": name, title: name });
         made.textContent = text;
-        made.addEventListener("click", call);
+        on(made, "click", call);
         bar.append(made);
       };
       button("−", "zoom out", () => this.zoomBy(1 / 1.6));
@@ -310,12 +310,12 @@
         const choice = element("select", "", { "aria-label": "light up" });
         choice.append(new Option("light up: everything", ""));
         keys.forEach((view) => choice.append(new Option(typeof view.key === "number" ? `layer ${view.key}` : view.key, String(view.hue))));
-        choice.addEventListener("change", () => this.light(choice.value === "" ? null : { hue: Number(choice.value) }));
+        on(choice, "change", () => this.light(choice.value === "" ? null : { hue: Number(choice.value) }));
         bar.append(choice);
         this.choice = choice;
       }
       const to = element("input", "", { type: "text", placeholder: "go to byte, 0x…", "aria-label": "go to byte", inputmode: "text" });
-      to.addEventListener("change", () => {
+      on(to, "change", () => {
         const byte = Number(to.value.trim());
         if (to.value.trim() && Number.isInteger(byte) && byte >= 0 && byte < this.nbytes) this.select(byte, true);
         else if (to.value.trim()) this.said.textContent = `${to.value} is no byte of this storage: 0 to ${this.nbytes - 1}`;
@@ -330,7 +330,7 @@
       const name = element("span", "");
       const tell = () => { name.textContent = ` ${this.frame ? this.frames[this.frame - 1][0] : this.before}`; };
       slider.setAttribute("aria-label", "step through the writes");
-      slider.addEventListener("input", () => { this.frame = Number(slider.value); tell(); this.draw(); this.say(); if (this.hover !== null) this.fill(describe(this, this.hover)); });
+      on(slider, "input", () => { this.frame = Number(slider.value); tell(); this.draw(); this.say(); if (this.hover !== null) this.fill(describe(this, this.hover)); });
       tell();
       box.append(slider, name);
       return box;
@@ -342,7 +342,7 @@
         const button = element("button", "", { type: "button", "aria-pressed": "false" });
         button.append(...item.childNodes);
         item.append(button);
-        button.addEventListener("click", () => this.light(button.getAttribute("aria-pressed") === "true" ? null : key, what));
+        on(button, "click", () => this.light(button.getAttribute("aria-pressed") === "true" ? null : key, what));
       });
     }
 
@@ -406,8 +406,8 @@
 
     draw() {
       if (!this.stage.clientWidth) return;
-      const f = this.clamp(), ratio = window.devicePixelRatio || 1, colours = theme();
-      this.sheet = this.sheet || document.createElement("canvas");
+      const f = this.clamp(), ratio = devicePixelRatio || 1, colours = theme();
+      this.sheet = this.sheet || element("canvas");
       const context = sized(this.sheet, f.width, f.height + AXIS, ratio);
       const painted = this.window(f);
       const patterns = [null, hatch(context, CONTESTED, ratio), hatch(context, MISPLACED, ratio), null, hatch(context, UNOWNED, ratio)];
@@ -422,7 +422,7 @@
     // The drawn sheet, and over it what is pointed at.
     hint(f = this.frameOf(), colours = theme()) {
       if (!this.sheet || !this.stage.clientWidth) return;
-      const context = sized(this.canvas, f.width, f.height + AXIS, window.devicePixelRatio || 1);
+      const context = sized(this.canvas, f.width, f.height + AXIS, devicePixelRatio || 1);
       context.drawImage(this.sheet, 0, 0, f.width, f.height + AXIS);
       context.font = "10px sans-serif";
       context.textBaseline = "middle";
@@ -623,8 +623,8 @@
     listen() {
       const canvas = this.canvas;
       let down = null, moved = false, scrolled = -999, engaged = false;
-      window.addEventListener("wheel", () => { if (!engaged) scrolled = performance.now(); }, { passive: true, capture: true });
-      canvas.addEventListener("pointermove", (event) => {
+      on(window, "wheel", () => { if (!engaged) scrolled = performance.now(); }, { passive: true, capture: true });
+      on(canvas, "pointermove", (event) => {
         if (performance.now() - scrolled > 350) engaged = true;
         const [x, y] = spot(event, canvas);
         if (down && (Math.abs(x - down.x) > 4 || Math.abs(y - down.y) > 4)) moved = true;
@@ -637,13 +637,13 @@
         }
         this.point(this.byteAt(x, y), x, y);
       });
-      canvas.addEventListener("pointerdown", (event) => {
+      on(canvas, "pointerdown", (event) => {
         const [x, y] = spot(event, canvas);
         down = { x, y, left: this.look.left, top: this.look.top };
         moved = false;
         if (event.pointerType === "mouse") canvas.setPointerCapture(event.pointerId);
       });
-      canvas.addEventListener("pointerup", (event) => {
+      on(canvas, "pointerup", (event) => {
         const [x, y] = spot(event, canvas);
         if (down && !moved) {
           const byte = this.byteAt(x, y);
@@ -652,17 +652,17 @@
         }
         down = null;
       });
-      canvas.addEventListener("pointercancel", () => { down = null; });
-      canvas.addEventListener("pointerleave", (event) => { engaged = false; if (event.pointerType === "mouse") this.point(null); });
-      canvas.addEventListener("wheel", (event) => {
+      on(canvas, "pointercancel", () => { down = null; });
+      on(canvas, "pointerleave", (event) => { engaged = false; if (event.pointerType === "mouse") this.point(null); });
+      on(canvas, "wheel", (event) => {
         if (!engaged && !event.ctrlKey) return;  // a page that scrolls past goes on scrolling
         event.preventDefault();
         const [x, y] = spot(event, canvas);
         this.zoomBy(Math.exp(-Math.max(-120, Math.min(120, event.deltaY)) / 240), x, y);
         this.point(this.byteAt(x, y), x, y);
       }, { passive: false });
-      canvas.addEventListener("keydown", (event) => this.key(event));
-      canvas.addEventListener("blur", () => this.point(null));
+      on(canvas, "keydown", (event) => this.key(event));
+      on(canvas, "blur", () => this.point(null));
     }
 
     key(event) {
@@ -724,9 +724,9 @@
         }
         this.showTip(this.bandText(byte), x, f.height + AXIS + 12);
       };
-      this.band.addEventListener("pointermove", jump);
-      this.band.addEventListener("pointerdown", jump);
-      this.band.addEventListener("pointerleave", () => { this.tip.style.display = "none"; });
+      on(this.band, "pointermove", jump);
+      on(this.band, "pointerdown", jump);
+      on(this.band, "pointerleave", () => { this.tip.style.display = "none"; });
     }
 
     zoomBy(factor, x = null, y = null) {
@@ -765,6 +765,8 @@
   }
 
   // ---- small things --------------------------------------------------------------------------------------------
+
+  function on(node, name, call, options) { node.addEventListener(name, call, options); }
 
   function element(name, className, attributes = {}) {
     const made = document.createElement(name);
@@ -844,5 +846,5 @@
   for (const node of [document.documentElement, document.body]) {
     themes.observe(node, { attributes: true, attributeFilter: ["data-jp-theme-light", "data-theme", "class"] });
   }
-  window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+  on(matchMedia("(prefers-color-scheme: dark)"), "change", redraw);
 })();
