@@ -1,7 +1,6 @@
 // A byte map that lives: it reads views (shape, stride, offset) and works out who owns and who writes any byte of a
 // storage of any size. What it says about a byte is what kvviz.show.words.describe says. No ids, no globals, no network.
 (function () {
-  "use strict";
   const script = document.currentScript;
   const root = script && script.previousElementSibling;
   if (!root || !root.classList.contains("kvviz") || root.kvviz) return;
@@ -314,11 +313,12 @@
         bar.append(choice);
         this.choice = choice;
       }
-      const to = element("input", "", { type: "text", placeholder: "go to byte, 0x…", "aria-label": "go to byte", inputmode: "text" });
-      on(to, "change", () => {
-        const byte = Number(to.value.trim());
-        if (to.value.trim() && Number.isInteger(byte) && byte >= 0 && byte < this.nbytes) this.select(byte, true);
-        else if (to.value.trim()) this.said.textContent = `${to.value} is no byte of this storage: 0 to ${this.nbytes - 1}`;
+      const to = element("input", "", { type: "text", placeholder: "go to byte, 0x…", "aria-label": "go to byte" });
+      on(to, "keydown", (event) => {
+        const text = to.value.trim(), byte = Number(text);
+        if (event.key !== "Enter" || !text) return;
+        if (Number.isInteger(byte) && byte >= 0 && byte < this.nbytes) this.select(byte, true);
+        else this.said.textContent = `${text} is no byte of this storage: 0 to ${this.nbytes - 1}`;
       });
       bar.append(to);
       if (this.frames.length) bar.append(this.frameBar());
@@ -661,12 +661,15 @@
         this.zoomBy(Math.exp(-Math.max(-120, Math.min(120, event.deltaY)) / 240), x, y);
         this.point(this.byteAt(x, y), x, y);
       }, { passive: false });
-      on(canvas, "keydown", (event) => this.key(event));
+      on(this.node, "keydown", (event) => {  // what a control needs, Enter or an arrow, is not the notebook's
+        if (event.ctrlKey || event.metaKey || event.altKey) return;
+        if (event.target === canvas) this.key(event);
+        else if (!event.shiftKey) event.stopPropagation();
+      });
       on(canvas, "blur", () => this.point(null));
     }
 
     key(event) {
-      if (event.ctrlKey || event.metaKey || event.altKey) return;
       const f = this.frameOf(), page = Math.max(1, Math.floor(f.height / f.rowHeight) - 1) * this.row;
       const steps = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -this.row, ArrowDown: this.row, PageUp: -page, PageDown: page };
       const now = this.selected === null ? Math.max(0, this.rowStart(this.look.top)) : this.selected;
