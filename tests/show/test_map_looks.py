@@ -115,6 +115,8 @@ def test_a_change_of_theme_is_followed_by_map_and_legend(shown):
     page = shown(MapView(record, row_bytes=ROW))
     unreached, right = first(record, "unreached"), first(record, "right")
     assert [shade(page, "unreached"), shade(page, "hue 0")] == [pixel(page, unreached), pixel(page, right)]
+    hatched = "getComputedStyle(document.querySelector('[data-kvviz=contested] .kvviz-swatch')).backgroundImage"
+    assert page.evaluate(hatched).startswith("repeating-linear-gradient")
     page.evaluate("""() => {
         for (const [name, value] of [["layout", "#111"], ["content-font", "#ddd"]])
             document.body.style.setProperty(`--jp-${name}-color1`, value);
