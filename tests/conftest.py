@@ -100,6 +100,7 @@ def opened(chromium) -> Iterator:
         page.on("request", lambda request: page.asked.append(request.url))
         page.on("dialog", lambda dialog: page.dialogs.append(dialog.message) or dialog.dismiss())
         page.on("pageerror", lambda error: page.errors.append(str(error)))
+        page.on("console", lambda message: message.type == "error" and page.errors.append(message.text))
         page.set_content(f'<!DOCTYPE html><meta charset="utf-8"><body>{html}</body>')
         return page
 

@@ -278,9 +278,7 @@ def _legend(shown: Sequence[Entry]) -> str:
     for entry in shown:
         state = next((state for state, style in FIXED.items() if entry.styles == (style,)), None)
         key = state or f"hue {HUES.index(SHADES[entry.styles[0].fill][0])}"
-        swatches = "".join(
-            f'<span class="kvviz-swatch" style="background:{_css(style)}"></span>' for style in entry.styles
-        )
+        swatches = "".join(f'<span class="kvviz-swatch" style="{_css(style)}"></span>' for style in entry.styles)
         items.append(f'<li data-kvviz="{key}">{swatches}{escape(clipped(entry.text))}</li>')
     return f'<ul class="kvviz-legend">{"".join(items)}</ul>'
 
@@ -295,11 +293,11 @@ def _css(style: Style) -> str:
     if lines:
         return f"background:repeating-linear-gradient({lines},{style.fill} 0 3px,#3a3a3a 3px 4px)"
     if style == UNREACHED:
-        return "background:var(--kvviz-paper)"
+        return "background:var(--kvviz-paper,#fff)"
     if style.fill not in SHADES:
-        return "background:color-mix(in srgb,#969696 28%,var(--kvviz-paper))"
+        return "background:color-mix(in srgb,#969696 28%,var(--kvviz-paper,#fff))"
     hue, share = SHADES[style.fill]
-    return f"background:{style.fill};background:color-mix(in srgb,{hue} {share:.0%},var(--kvviz-paper))"
+    return f"background:{style.fill};background:color-mix(in srgb,{hue} {share:.0%},var(--kvviz-paper,#fff))"
 
 
 def clipped(text: str, most: int = MOST_LETTERS) -> str:
@@ -326,4 +324,4 @@ def _asset(name: str) -> str:
     lines = (re.sub(r"\s+// .*$", "", line) for line in lines if line and not line.startswith("//"))
     kept = STRINGS_OR_BLANKS[name.rpartition(".")[2]]
     lines = (re.sub(kept, lambda found: found[1] or found[2], line) for line in lines)
-    return re.sub(r"(?<=[{,;])\n", "", "\n".join(lines))
+    return re.sub(r"(?<=[{},;])\n", "", "\n".join(lines))

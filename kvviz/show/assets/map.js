@@ -1,11 +1,13 @@
 // A byte map that lives: it reads views (shape, stride, offset) and works out who owns and who writes any byte of a
 // storage of any size. What it says about a byte is what kvviz.show.words.describe says. No ids, no globals, no network.
 (function () {
-  "use strict";
   const script = document.currentScript;
   const root = script && script.previousElementSibling;
-  if (!root || !root.classList.contains("kvviz") || root.dataset.kvvizLive) return;
-  root.dataset.kvvizLive = "1";
+  if (!root || !root.classList.contains("kvviz") || root.kvviz) return;
+  root.kvviz = root.dataset.kvvizLive = "1";
+  // A page that a browser saved holds what an earlier run of this script had made.
+  root.querySelectorAll(".kvviz-live").forEach((node) => node.remove());
+  root.querySelectorAll("button").forEach((node) => node.replaceWith(...node.childNodes));
   const DATA = "@DATA@";
   const STATES = ["right", "contested", "misplaced", "unreached", "unowned"];
   const [RIGHT, CONTESTED, MISPLACED, UNREACHED, UNOWNED] = [0, 1, 2, 3, 4];
@@ -202,7 +204,6 @@
     const looks = getComputedStyle(root);
     const paper = rgb(looks.getPropertyValue("--jp-layout-color1") || "#ffffff");
     const ink = rgb(looks.color || "#1a1a1a");
-    const dark = light(paper) < 0.2;
     const hues = DATA.hues.map(rgb), cache = new Map();
     const owned = (hue, role, half) => {
       const key = `${hue} ${role} ${half}`;
@@ -212,12 +213,12 @@
       }
       return cache.get(key);
     };
-    const fixed = [null, rgb(DATA.red), rgb(DATA.orange), paper, mix([150, 150, 150], paper, dark ? 0.3 : 0.25)];
-    return { paper, ink, dark, owned, fixed, soft: mix(ink, paper, 0.6), on: (fill) => light(fill) < 0.3 ? "#fff" : "#1a1a1a" };
+    const fixed = [null, rgb(DATA.red), rgb(DATA.orange), paper, mix([150, 150, 150], paper, 0.28)];
+    return { paper, ink, owned, fixed, soft: mix(ink, paper, 0.6), on: (fill) => light(fill) < 0.2 ? "#fff" : "#1a1a1a" };
   }
 
   function hatch(context, kind, ratio) {
-    const tile = document.createElement("canvas");
+    const tile = element("canvas");
     tile.width = tile.height = Math.round(7 * ratio);
     const pen = tile.getContext("2d");
     pen.strokeStyle = kind === UNOWNED ? "rgba(128,128,128,.55)" : "rgba(20,20,20,.62)";
@@ -297,7 +298,7 @@
       const button = (text, name, call) => {
         const made = element("button", "", { type: "button", "aria-label": name, title: name });
         made.textContent = text;
-        made.addEventListener("click", call);
+        on(made, "click", call);
         bar.append(made);
       };
       button("−", "zoom out", () => this.zoomBy(1 / 1.6));
@@ -308,15 +309,16 @@
         const choice = element("select", "", { "aria-label": "light up" });
         choice.append(new Option("light up: everything", ""));
         keys.forEach((view) => choice.append(new Option(typeof view.key === "number" ? `layer ${view.key}` : view.key, String(view.hue))));
-        choice.addEventListener("change", () => this.light(choice.value === "" ? null : { hue: Number(choice.value) }));
+        on(choice, "change", () => this.light(choice.value === "" ? null : { hue: Number(choice.value) }));
         bar.append(choice);
         this.choice = choice;
       }
-      const to = element("input", "", { type: "text", placeholder: "go to byte (or 0x...)", "aria-label": "go to byte", inputmode: "text" });
-      to.addEventListener("change", () => {
-        const byte = Number(to.value.trim());
-        if (to.value.trim() && Number.isInteger(byte) && byte >= 0 && byte < this.nbytes) this.select(byte, true);
-        else if (to.value.trim()) this.said.textContent = `${to.value} is no byte of this storage: 0 to ${this.nbytes - 1}`;
+      const to = element("input", "", { type: "text", placeholder: "go to byte, 0x…", "aria-label": "go to byte" });
+      on(to, "keydown", (event) => {
+        const text = to.value.trim(), byte = Number(text);
+        if (event.key !== "Enter" || !text) return;
+        if (Number.isInteger(byte) && byte >= 0 && byte < this.nbytes) this.select(byte, true);
+        else this.said.textContent = `${text} is no byte of this storage: 0 to ${this.nbytes - 1}`;
       });
       bar.append(to);
       if (this.frames.length) bar.append(this.frameBar());
@@ -328,32 +330,29 @@
       const name = element("span", "");
       const tell = () => { name.textContent = ` ${this.frame ? this.frames[this.frame - 1][0] : this.before}`; };
       slider.setAttribute("aria-label", "step through the writes");
-      slider.addEventListener("input", () => { this.frame = Number(slider.value); tell(); this.draw(); this.say(); });
+      on(slider, "input", () => { this.frame = Number(slider.value); tell(); this.draw(); this.say(); if (this.hover !== null) this.fill(describe(this, this.hover)); });
       tell();
       box.append(slider, name);
       return box;
     }
 
     legend() {
-      const list = this.node.querySelector(".kvviz-legend");
-      if (!list) return;
-      list.querySelectorAll("li").forEach((item) => {
+      this.node.querySelectorAll(".kvviz-legend li").forEach((item) => {
+        const what = item.dataset.kvviz, key = what.startsWith("hue ") ? { hues: Number(what.slice(4)) } : { state: STATES.indexOf(what) };
         const button = element("button", "", { type: "button", "aria-pressed": "false" });
         button.append(...item.childNodes);
         item.append(button);
-        const what = item.dataset.kvviz, key = what.startsWith("hue ") ? { hues: Number(what.slice(4)) } : { state: STATES.indexOf(what) };
-        button.addEventListener("click", () => this.light(button.getAttribute("aria-pressed") === "true" ? null : key, button));
+        on(button, "click", () => this.light(button.getAttribute("aria-pressed") === "true" ? null : key, what));
       });
     }
 
-    light(key, button = null) {
+    light(key, what) {
       for (const map of this.group) {
         map.lit = key;
-        map.node.querySelectorAll(".kvviz-legend button").forEach((other) => other.setAttribute("aria-pressed", "false"));
+        map.node.querySelectorAll(".kvviz-legend li").forEach((item) => item.firstChild.setAttribute("aria-pressed", String(!!key && item.dataset.kvviz === what)));
         if (map.choice) map.choice.value = key && "hue" in key ? String(key.hue) : "";
         map.draw();
       }
-      if (button) button.setAttribute("aria-pressed", String(key !== null));
     }
 
     isLit(state, owner, writer) {
@@ -407,17 +406,14 @@
 
     draw() {
       if (!this.stage.clientWidth) return;
-      const f = this.clamp(), ratio = window.devicePixelRatio || 1, colours = theme();
-      this.sheet = this.sheet || document.createElement("canvas");
+      const f = this.clamp(), ratio = devicePixelRatio || 1, colours = theme();
+      this.sheet = this.sheet || element("canvas");
       const context = sized(this.sheet, f.width, f.height + AXIS, ratio);
       const painted = this.window(f);
       const patterns = [null, hatch(context, CONTESTED, ratio), hatch(context, MISPLACED, ratio), null, hatch(context, UNOWNED, ratio)];
       context.font = "10px sans-serif";
       context.textBaseline = "middle";
-      context.save();
-      context.beginPath(); context.rect(0, 0, f.width, f.height); context.clip();
       for (let row = 0; row < f.rows; row++) this.drawRow(context, f, painted, row, colours, patterns);
-      context.restore();
       this.drawAxis(context, f, colours);
       if (this.band) this.drawBand(f, ratio, colours);
       this.hint(f, colours);
@@ -426,12 +422,11 @@
     // The drawn sheet, and over it what is pointed at.
     hint(f = this.frameOf(), colours = theme()) {
       if (!this.sheet || !this.stage.clientWidth) return;
-      const context = sized(this.canvas, f.width, f.height + AXIS, window.devicePixelRatio || 1);
+      const context = sized(this.canvas, f.width, f.height + AXIS, devicePixelRatio || 1);
       context.drawImage(this.sheet, 0, 0, f.width, f.height + AXIS);
       context.font = "10px sans-serif";
       context.textBaseline = "middle";
-      context.beginPath(); context.rect(0, 0, f.width, f.height); context.clip();
-      this.drawPointers(context, f, colours);
+      within(context, 0, f.width, f.height, () => this.drawPointers(context, f, colours));
     }
 
     drawRow(context, f, w, row, colours, patterns) {
@@ -446,24 +441,26 @@
         from = null;
       };
       const step = Math.max(1, Math.floor(1 / f.px));
-      for (let column = first; column < last; column += step) {
-        let i = start + column - w.a;
-        if (i < 0 || i >= w.state.length) { flush(column); at = -1; continue; }
-        for (let j = i + 1; j < Math.min(i + step, w.state.length); j++) if (SEVERITY[w.state[j]] > SEVERITY[w.state[i]]) i = j;
-        const alike = at >= 0 && w.state[i] === w.state[at] && w.owner[i] === w.owner[at] && w.count[i] === w.count[at]
-          && w.ownerCell[i] === w.ownerCell[at] && w.writer[i] === w.writer[at];
-        at = i;
-        if (!alike) {
-          flush(column); from = column;
-          const view = this.everybody[w.owner[i]];
-          if (view) {
-            if (view.axes[0] === "block") homes[0].add(indexOf(view, w.ownerCell[i])[0]);
-            if (typeof view.key === "number") homes[1].add(view.key);
+      within(context, LEFT, f.inner, f.height, () => {
+        for (let column = first; column < last; column += step) {
+          let i = start + column - w.a;
+          if (i < 0 || i >= w.state.length) { flush(column); at = -1; continue; }
+          for (let j = i + 1; j < Math.min(i + step, w.state.length); j++) if (SEVERITY[w.state[j]] > SEVERITY[w.state[i]]) i = j;
+          const alike = at >= 0 && w.state[i] === w.state[at] && w.owner[i] === w.owner[at] && w.count[i] === w.count[at]
+            && w.ownerCell[i] === w.ownerCell[at] && w.writer[i] === w.writer[at];
+          at = i;
+          if (!alike) {
+            flush(column); from = column;
+            const view = this.everybody[w.owner[i]];
+            if (view) {
+              if (view.axes[0] === "block") homes[0].add(indexOf(view, w.ownerCell[i])[0]);
+              if (typeof view.key === "number") homes[1].add(view.key);
+            }
           }
         }
-      }
-      flush(last);
-      if (f.rowHeight >= 9 || row % Math.ceil(10 / f.rowHeight) === 0) {
+        flush(last);
+      });
+      if (y + f.rowHeight / 2 < f.height && row % Math.ceil(9 / f.rowHeight) === 0) {
         context.fillStyle = css(colours.soft);
         context.textAlign = "right";
         context.fillText("0x" + Math.max(start, 0).toString(16), LEFT - 5, y + f.rowHeight / 2);
@@ -489,8 +486,8 @@
       context.textAlign = "center";
       if (bytes) {
         for (let column = from; column < to; column++) {
-          const value = this.value(start + column);
-          if (value !== null && f.rowHeight > 9) context.fillText(hex(value), LEFT + (column - this.look.left + 0.5) * f.px, y + high / 2);
+          const value = this.value(start + column), middle = (column - this.look.left + 0.5) * f.px;
+          if (value !== null && f.rowHeight > 9 && middle > 7 && middle < f.inner - 7) context.fillText(hex(value), LEFT + middle, y + high / 2);
         }
       } else if (f.rowHeight >= 10) {
         const word = mark(state, owner, writer, w.count[i], wide);
@@ -625,9 +622,9 @@
 
     listen() {
       const canvas = this.canvas;
-      let down = null, moved = false, scrolled = 0, engaged = false;
-      window.addEventListener("wheel", () => { if (!engaged) scrolled = performance.now(); }, { passive: true, capture: true });
-      canvas.addEventListener("pointermove", (event) => {
+      let down = null, moved = false, scrolled = -999, engaged = false;
+      on(window, "wheel", () => { if (!engaged) scrolled = performance.now(); }, { passive: true, capture: true });
+      on(canvas, "pointermove", (event) => {
         if (performance.now() - scrolled > 350) engaged = true;
         const [x, y] = spot(event, canvas);
         if (down && (Math.abs(x - down.x) > 4 || Math.abs(y - down.y) > 4)) moved = true;
@@ -640,36 +637,39 @@
         }
         this.point(this.byteAt(x, y), x, y);
       });
-      canvas.addEventListener("pointerdown", (event) => {
+      on(canvas, "pointerdown", (event) => {
         const [x, y] = spot(event, canvas);
         down = { x, y, left: this.look.left, top: this.look.top };
         moved = false;
         if (event.pointerType === "mouse") canvas.setPointerCapture(event.pointerId);
       });
-      canvas.addEventListener("pointerup", (event) => {
+      on(canvas, "pointerup", (event) => {
         const [x, y] = spot(event, canvas);
         if (down && !moved) {
           const byte = this.byteAt(x, y);
-          if (byte !== null) this.select(byte, false);
+          if (byte !== null) this.select(byte);
           if (event.pointerType !== "mouse") this.point(byte, x, y);
         }
         down = null;
       });
-      canvas.addEventListener("pointercancel", () => { down = null; });
-      canvas.addEventListener("pointerleave", (event) => { engaged = false; if (event.pointerType === "mouse") this.point(null); });
-      canvas.addEventListener("wheel", (event) => {
+      on(canvas, "pointercancel", () => { down = null; });
+      on(canvas, "pointerleave", (event) => { engaged = false; if (event.pointerType === "mouse") this.point(null); });
+      on(canvas, "wheel", (event) => {
         if (!engaged && !event.ctrlKey) return;  // a page that scrolls past goes on scrolling
         event.preventDefault();
         const [x, y] = spot(event, canvas);
         this.zoomBy(Math.exp(-Math.max(-120, Math.min(120, event.deltaY)) / 240), x, y);
         this.point(this.byteAt(x, y), x, y);
       }, { passive: false });
-      canvas.addEventListener("keydown", (event) => this.key(event));
-      canvas.addEventListener("blur", () => this.point(null));
+      on(this.node, "keydown", (event) => {  // what a control needs, Enter or an arrow, is not the notebook's
+        if (event.ctrlKey || event.metaKey || event.altKey) return;
+        if (event.target === canvas) this.key(event);
+        else if (!event.shiftKey) event.stopPropagation();
+      });
+      on(canvas, "blur", () => this.point(null));
     }
 
     key(event) {
-      if (event.ctrlKey || event.metaKey || event.altKey) return;
       const f = this.frameOf(), page = Math.max(1, Math.floor(f.height / f.rowHeight) - 1) * this.row;
       const steps = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -this.row, ArrowDown: this.row, PageUp: -page, PageDown: page };
       const now = this.selected === null ? Math.max(0, this.rowStart(this.look.top)) : this.selected;
@@ -678,7 +678,7 @@
       else if (event.key === "End") this.select(this.stop - 1, true);
       else if (event.key === "+" || event.key === "=") this.zoomBy(1.6);
       else if (event.key === "-") this.zoomBy(1 / 1.6);
-      else if (event.key === "Escape") { this.selected = null; this.light(null); this.say(); }
+      else if (event.key === "Escape") { this.select(null); this.light(null); }
       else return;
       event.preventDefault();
       event.stopPropagation();
@@ -700,13 +700,17 @@
       else this.showTip(describe(this, byte), x, y);
     }
 
-    showTip(lines, x, y) {
-      const tip = this.tip;
-      tip.replaceChildren(...lines.map((line, n) => {
+    fill(lines) {
+      this.tip.replaceChildren(...lines.map((line, n) => {
         const row = element(n ? "div" : "b", "");
         row.textContent = line;
         return row;
       }));
+    }
+
+    showTip(lines, x, y) {
+      const tip = this.tip;
+      this.fill(lines);
       tip.style.display = "block";
       const wide = this.stage.clientWidth;
       tip.style.left = `${Math.max(0, Math.min(x + 14, wide - tip.offsetWidth - 2))}px`;
@@ -723,24 +727,24 @@
         }
         this.showTip(this.bandText(byte), x, f.height + AXIS + 12);
       };
-      this.band.addEventListener("pointermove", jump);
-      this.band.addEventListener("pointerdown", jump);
-      this.band.addEventListener("pointerleave", () => { this.tip.style.display = "none"; });
+      on(this.band, "pointermove", jump);
+      on(this.band, "pointerdown", jump);
+      on(this.band, "pointerleave", () => { this.tip.style.display = "none"; });
     }
 
     zoomBy(factor, x = null, y = null) {
       const f = this.frameOf(), look = this.look, at = this.selected === null ? null : this.where(this.selected);
       if (x === null) { x = at && at.shown ? at.x : LEFT + f.inner / 2; y = at && at.shown ? at.y : f.height / 2; }
-      const column = (x - LEFT) / f.px + look.left, row = y / f.rowHeight + look.top;
+      const column = (x - LEFT) / f.px + look.left, row = Math.floor(y / f.rowHeight) + look.top;
       look.zoom = Math.max(0.2, Math.min(look.zoom * factor, Math.max(1, (this.row * 40) / f.inner)));
       const g = this.frameOf();
       look.left = column - (x - LEFT) / g.px;
-      look.top = Math.round(row - y / g.rowHeight);
+      look.top = row - Math.floor(y / g.rowHeight);
       this.share();
     }
 
     select(byte, follow) {
-      this.selected = byte;
+      for (const map of this.group) { map.selected = byte < map.nbytes ? byte : null; map.say(); }
       if (follow) {
         const f = this.frameOf(), at = this.where(byte), row = Math.floor((byte - this.anchor) / this.row);
         if (!at.shown) {
@@ -750,7 +754,6 @@
         }
       }
       this.share();
-      this.say();
     }
 
     share() {
@@ -766,6 +769,8 @@
 
   // ---- small things --------------------------------------------------------------------------------------------
 
+  function on(node, name, call, options) { node.addEventListener(name, call, options); }
+
   function element(name, className, attributes = {}) {
     const made = document.createElement(name);
     if (className) made.className = className;
@@ -780,6 +785,13 @@
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
     context.clearRect(0, 0, width, height);
     return context;
+  }
+
+  function within(context, x, width, height, call) {
+    context.save();
+    context.beginPath(); context.rect(x, 0, width, height); context.clip();
+    call();
+    context.restore();
   }
 
   function spot(event, canvas) {
@@ -837,5 +849,5 @@
   for (const node of [document.documentElement, document.body]) {
     themes.observe(node, { attributes: true, attributeFilter: ["data-jp-theme-light", "data-theme", "class"] });
   }
-  window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+  on(matchMedia("(prefers-color-scheme: dark)"), "change", redraw);
 })();
