@@ -32,6 +32,9 @@ STRINGS_OR_BLANKS = {
 }
 """What is kept of a line of script or style as it is, or the punctuation whose blanks are left out."""
 
+SCRIPT = ("start.js", "views.js", "words.js", "looks.js", "drawing.js", "map.js")
+"""The script's parts in order; together they are one function."""
+
 MOST_LETTERS = 160
 """Letters of a name or title that are shown."""
 
@@ -88,7 +91,8 @@ class MapView:
         hues = hues_of(self.maps.values())
         for record in self.maps.values():
             for view in (*record.owners, *record.writers, *record.beneath):
-                hues.setdefault(_key(view), len(hues) if isinstance(_key(view), str) else _key(view))
+                key = _key(view)
+                hues.setdefault(key, max(hues.values(), default=-1) + 1 if isinstance(key, str) else key)
         drawn = [self._figure(title, record, hues) for title, record in self.maps.items()]
         side = " kvviz-side" if self.beside and len(drawn) > 1 else ""
         data = {
@@ -99,7 +103,7 @@ class MapView:
             "most": MOST_WRITERS,
             "linked": len(drawn) > 1,
         }
-        script = _asset("map.js").replace('"@DATA@"', _json(data))
+        script = "\n".join(map(_asset, SCRIPT)).replace('"@DATA@"', _json(data))
         body = f'<div class="kvviz{side}">{"".join(drawn)}</div>'
         return f"<style>{_asset('map.css')}</style>{body}<script>{script}</script>"
 
@@ -208,7 +212,7 @@ def _views(record: ByteMap, hues: Mapping) -> dict:
     """Owners and writers for the script; a writer that is an owner by its number, and forms that views share once."""
     forms: dict[str, int] = {}
 
-    def shown(view: View) -> dict:
+    def shown(view: View) -> list:
         half = next((word for word in view.name.split() if word in ("K", "V")), "")
         form = {
             "role": clipped(view.role),
@@ -218,16 +222,9 @@ def _views(record: ByteMap, hues: Mapping) -> dict:
             "itemsize": view.itemsize,
             "axes": [clipped(axis) for axis in view.axes],
         }
-        key = _key(view)
-        layer = {"layer": key} if isinstance(key, int) else {}
-        number = forms.setdefault(_json(form), len(forms))
-        return {
-            "name": clipped(view.name),
-            "form": number,
-            "offset": view.offset * view.itemsize,
-            "hue": hues[key],
-            **layer,
-        }
+        key, number = _key(view), forms.setdefault(_json(form), len(forms))
+        named = [clipped(view.name), number, view.offset * view.itemsize, hues[key]]
+        return [*named, key] if isinstance(key, int) else named
 
     numbers = {view: n for n, view in enumerate(record.owners)}
     owners = [shown(view) for view in record.owners]

@@ -7,7 +7,7 @@ import numpy as np
 from PIL import Image
 
 from kvviz.show.bytemap import ByteMap
-from kvviz.show.palette import Style, rgb
+from kvviz.show.palette import UNREACHED, Style, rgb
 from kvviz.show.words import style_of
 
 WIDTH_PIXELS, ROW_PIXELS, MAX_PIXELS = 1024, 12, 1400
@@ -64,6 +64,10 @@ def _hatched(pixels: np.ndarray, styles: list[Style], height: int) -> np.ndarray
             pixels = np.where((pixels == number) & strokes[style.hatch], len(styles) + 1, pixels)
     if height >= 5:
         pixels[height - 1 :: height] = CLEAR
+        if UNREACHED in styles:  # white on paper: lines above and below
+            white, ink = styles.index(UNREACHED) + 1, len(styles) + 1
+            for line in (0, height - 2):
+                pixels[line::height] = np.where(pixels[line::height] == white, ink, pixels[line::height])
     return pixels.astype(np.uint8)
 
 

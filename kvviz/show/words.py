@@ -28,11 +28,12 @@ def hue_key(part: Part) -> int | str:
 
 
 def hues_of(records: Iterable[ByteMap]) -> dict[int | str, int]:
-    """Hue number of each layer (its own number), or of each view that names no layer (in order of appearance)."""
+    """Hue number of each layer (its own number), and behind them of views that name no layer, as they appear."""
     owners = [run.owner for record in records for run in record.runs if run.owner]
     keys = dict.fromkeys(hue_key(part) for part in owners)
     others = [key for key in keys if isinstance(key, str)]
-    return {key: others.index(key) if isinstance(key, str) else key for key in keys}
+    behind = max((key for key in keys if isinstance(key, int)), default=-1) + 1
+    return {key: behind + others.index(key) if isinstance(key, str) else key for key in keys}
 
 
 def style_of(run: ByteRun, hues: Mapping[int | str, int]) -> Style:

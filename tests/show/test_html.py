@@ -194,7 +194,7 @@ def test_more_layers_than_colours_are_told_apart_by_name():
     spec, record, _ = story(layers=len(HUES) + 2)
     html = MapView(record, row_bytes=spec.page_size_bytes).html
     assert "layers 0, 5" in html and "layers 1, 6" in html
-    assert {view["layer"] for view in data_of(html)["maps"][0]["owners"]} == set(range(len(HUES) + 2))
+    assert {view[-1] for view in data_of(html)["maps"][0]["owners"]} == set(range(len(HUES) + 2))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,257 @@
+// A map's drawing: sizes, rows, outlines and arrows, the strip of the whole storage.
+  class Drawing {
+    // Sizes of the drawing for the present width and zoom; all in CSS pixels.
+    frameOf() {
+      const width = this.stage.clientWidth, right = width >= 640 ? 118 : 6;
+      const inner = Math.max(width - LEFT - right, 40), rows = Math.min(Math.ceil((this.stop - this.start + (this.start - this.anchor) % this.row) / this.row), this.lastRow - this.firstRow + 1);
+      const base = Math.max(6, Math.min(18, Math.floor(420 / rows)));
+      const height = Math.min(rows * base, 420);
+      const rowHeight = Math.max(3, Math.min(24, base * this.look.zoom));
+      const across = Math.max(1, this.look.zoom);
+      const most = Math.max(1, Math.floor(MOST_BYTES / this.row));
+      return { width, inner, height, rowHeight, px: (inner / this.row) * across, columns: this.row / across, rows: Math.min(Math.ceil(height / rowHeight), most) };
+    }
+
+    clamp() {
+      const f = this.frameOf(), look = this.look;
+      look.left = Math.max(0, Math.min(look.left, this.row - f.columns));
+      look.top = Math.max(this.firstRow, Math.min(look.top, this.lastRow - Math.floor(f.height / f.rowHeight) + 1));
+      look.top = Math.max(this.firstRow, Math.floor(look.top));
+      return f;
+    }
+
+    rowStart(row) { return this.anchor + row * this.row; }
+
+    window(f) {
+      const a = Math.max(0, this.rowStart(this.look.top)), b = Math.min(this.nbytes, this.rowStart(this.look.top + f.rows));
+      if (!this.painted || this.painted.a !== a || this.painted.b !== b) this.painted = paint(this, a, b);
+      return this.painted;
+    }
+
+    where(byte) {
+      const f = this.frameOf(), row = Math.floor((byte - this.anchor) / this.row);
+      const x = LEFT + (byte - this.rowStart(row) - this.look.left + 0.5) * f.px;
+      return { x, y: (row - this.look.top + 0.5) * f.rowHeight, shown: x >= LEFT && x < LEFT + f.inner && row >= this.look.top && (row - this.look.top + 0.5) * f.rowHeight < f.height };
+    }
+
+    byteAt(x, y) {
+      const f = this.frameOf(), column = Math.floor((x - LEFT) / f.px + this.look.left);
+      if (x < LEFT || x >= LEFT + f.inner || y < 0 || y >= f.height || column < 0 || column >= this.row) return null;
+      const byte = this.rowStart(this.look.top + Math.floor(y / f.rowHeight)) + column;
+      return byte >= 0 && byte < this.nbytes ? byte : null;
+    }
+
+    draw() {
+      if (!this.stage.clientWidth) return;
+      const f = this.clamp(), ratio = devicePixelRatio || 1, colours = theme();
+      this.sheet = this.sheet || element("canvas");
+      const context = sized(this.sheet, f.width, f.height + AXIS, ratio);
+      const painted = this.window(f);
+      const patterns = [null, hatch(context, CONTESTED, ratio), hatch(context, MISPLACED, ratio), null, hatch(context, UNOWNED, ratio)];
+      context.font = "10px sans-serif";
+      context.textBaseline = "middle";
+      for (let row = 0; row < f.rows; row++) this.drawRow(context, f, painted, row, colours, patterns);
+      this.drawAxis(context, f, colours);
+      if (this.band) this.drawBand(f, ratio, colours);
+      this.hint(f, colours);
+    }
+
+    // The drawn sheet, and over it what is pointed at.
+    hint(f = this.frameOf(), colours = theme()) {
+      if (!this.sheet || !this.stage.clientWidth) return;
+      const context = sized(this.canvas, f.width, f.height + AXIS, devicePixelRatio || 1);
+      context.drawImage(this.sheet, 0, 0, f.width, f.height + AXIS);
+      context.font = "10px sans-serif";
+      context.textBaseline = "middle";
+      within(context, 0, f.width, f.height, () => this.drawPointers(context, f, colours));
+    }
+
+    drawRow(context, f, w, row, colours, patterns) {
+      const start = this.rowStart(this.look.top + row), y = row * f.rowHeight, gap = f.rowHeight > 7 ? 1 : 0;
+      if (start >= this.nbytes || y >= f.height) return;
+      const first = Math.floor(this.look.left), last = Math.min(this.row, Math.ceil(this.look.left + f.columns));
+      const bytes = f.px >= 17 && this.planes[this.frame];
+      let from = null, at = -1;
+      const homes = [new Set(), new Set()];
+      const flush = (to) => {
+        if (from !== null) this.drawRun(context, f, w, start, from, to, y, gap, colours, patterns, bytes);
+        from = null;
+      };
+      const step = Math.max(1, Math.floor(1 / f.px));
+      within(context, LEFT, f.inner, f.height, () => {
+        for (let column = first; column < last; column += step) {
+          let i = start + column - w.a;
+          if (i < 0 || i >= w.state.length) { flush(column); at = -1; continue; }
+          for (let j = i + 1; j < Math.min(i + step, w.state.length); j++) if (SEVERITY[w.state[j]] > SEVERITY[w.state[i]]) i = j;
+          const alike = at >= 0 && w.state[i] === w.state[at] && w.owner[i] === w.owner[at] && w.count[i] === w.count[at]
+            && w.ownerCell[i] === w.ownerCell[at] && w.writer[i] === w.writer[at];
+          at = i;
+          if (!alike) {
+            flush(column); from = column;
+            const view = this.everybody[w.owner[i]];
+            if (view) {
+              if (view.axes[0] === "block") homes[0].add(indexOf(view, w.ownerCell[i])[0]);
+              if (typeof view.key === "number") homes[1].add(view.key);
+            }
+          }
+        }
+        flush(last);
+      });
+      if (y + f.rowHeight / 2 < f.height && row % Math.ceil(9 / f.rowHeight) === 0) {
+        context.fillStyle = css(colours.soft);
+        context.textAlign = "right";
+        context.fillText("0x" + Math.max(start, 0).toString(16), LEFT - 5, y + f.rowHeight / 2);
+        if (f.width >= 640) { context.textAlign = "left"; context.fillText(label(homes), LEFT + f.inner + 6, y + f.rowHeight / 2, 108); }
+      }
+    }
+
+    drawRun(context, f, w, start, from, to, y, gap, colours, patterns, bytes) {
+      let i = start + from - w.a;
+      for (let j = i; j < Math.min(start + to - w.a, i + Math.ceil(1 / f.px)); j++) if (SEVERITY[w.state[j]] > SEVERITY[w.state[i]]) i = j;
+      const state = w.state[i], owner = this.everybody[w.owner[i]], writer = this.writers[w.writer[i]];
+      const fill = state === RIGHT ? colours.owned(owner.hue, owner.role, owner.half) : colours.fixed[state];
+      const x = LEFT + (from - this.look.left) * f.px, wide = (to - from) * f.px, high = f.rowHeight - gap;
+      const edge = wide > 5 ? 0.6 : 0;
+      context.globalAlpha = this.isLit(state, owner, writer) ? 1 : 0.16;
+      context.fillStyle = css(fill);
+      context.fillRect(x, y, wide - edge, high);
+      if (patterns[state]) { context.fillStyle = patterns[state]; context.fillRect(x, y, wide - edge, high); }
+      if (state === UNREACHED && wide > 2) { context.strokeStyle = css(colours.soft); context.lineWidth = 0.8; context.strokeRect(x + 0.4, y + 0.4, wide - edge - 0.8, high - 0.8); }
+      context.globalAlpha = 1;
+      this.drawChanged(context, f, start, from, to, y, high, colours);
+      context.fillStyle = colours.on(fill);
+      context.textAlign = "center";
+      if (bytes) {
+        for (let column = from; column < to; column++) {
+          const value = this.value(start + column), middle = (column - this.look.left + 0.5) * f.px;
+          if (value !== null && f.rowHeight > 9 && middle > 7 && middle < f.inner - 7) context.fillText(hex(value), LEFT + middle, y + high / 2);
+        }
+      } else if (f.rowHeight >= 10) {
+        const word = mark(state, owner, writer, w.count[i], wide);
+        if (word) context.fillText(word, Math.max(x, LEFT) + Math.min(wide, f.inner) / 2, y + high / 2);
+      }
+    }
+
+    drawChanged(context, f, start, from, to, y, high, colours) {
+      if (!this.frame) return;
+      const before = this.planes[this.frame - 1], now = this.planes[this.frame];
+      context.fillStyle = css(colours.ink);
+      for (let column = from; column < to; column++) {
+        const i = start + column - this.start;
+        if (i >= 0 && i < now.length && before[i] !== now[i]) {
+          context.fillRect(LEFT + (column - this.look.left) * f.px, y + high - Math.max(2, high / 4), Math.max(f.px, 1), Math.max(2, high / 4));
+        }
+      }
+    }
+
+    drawAxis(context, f, colours) {
+      context.fillStyle = css(colours.soft);
+      context.textAlign = "center";
+      const every = niceStep(f.columns / Math.max(2, Math.floor(f.inner / 70)));
+      for (let column = Math.ceil(this.look.left / every) * every; column <= this.look.left + f.columns; column += every) {
+        const x = LEFT + (column - this.look.left) * f.px;
+        context.fillRect(x, f.height, 1, 3);
+        context.fillText(String(column), Math.min(x, LEFT + f.inner - 6), f.height + 10);
+      }
+    }
+
+    // Outlines of what is pointed at, and arrows from where writers belong to where they land.
+    drawPointers(context, f, colours) {
+      const arrows = [];
+      if (this.finding) {
+        const [landed, meant] = this.finding.places;
+        if (this.finding.arrow && meant) arrows.push([meant[0], landed[0], "meant", "lands"]);
+        else this.outline(context, f, landed[0], landed[1] - landed[0], colours, 2);
+      }
+      for (const byte of [this.selected, this.hover]) {
+        if (byte === null) continue;
+        const run = runAt(this, byte);
+        const part = run.owner;
+        if (part) this.outline(context, f, startOf(part.view, part.index), sizeOf(part.view), colours, byte === this.selected ? 2.4 : 1.2);
+        for (const writer of run.writers.slice(0, 4)) {
+          const home = this.owners.find((view) => view.name === writer.view.name);
+          const landed = startOf(writer.view, writer.index), meant = home ? startOf(home, writer.index) : landed;
+          if (meant !== landed) arrows.push([meant, landed, "", ""]);
+        }
+        this.outline(context, f, byte, 1, colours, 1);
+      }
+      if (this.twin !== null) this.outline(context, f, this.twin, 1, colours, 2.4);
+      for (const [from, to, start, end] of arrows) this.arrow(context, f, from, to, start, end, colours);
+    }
+
+    outline(context, f, byte, size, colours, line) {
+      for (let at = byte; at < byte + size;) {
+        const row = Math.floor((at - this.anchor) / this.row), end = Math.min(byte + size, this.rowStart(row + 1));
+        const x = LEFT + (at - this.rowStart(row) - this.look.left) * f.px, y = (row - this.look.top) * f.rowHeight;
+        if (y > -f.rowHeight && y < f.height) {
+          context.strokeStyle = css(colours.paper); context.lineWidth = line + 2;
+          context.strokeRect(x, y, Math.max((end - at) * f.px, 2), f.rowHeight - 1);
+          context.strokeStyle = css(colours.ink); context.lineWidth = line;
+          context.strokeRect(x, y, Math.max((end - at) * f.px, 2), f.rowHeight - 1);
+        }
+        at = end;
+      }
+    }
+
+    arrow(context, f, from, to, start, end, colours) {
+      const point = (byte) => {
+        const at = this.where(byte);
+        return { x: Math.max(LEFT, Math.min(LEFT + f.inner, at.x)), y: Math.max(4, Math.min(f.height - 4, at.y)), shown: at.shown };
+      };
+      const a = point(from), b = point(to);
+      if (!a.shown && !b.shown) return;
+      const bend = Math.max(18, Math.abs(a.x - b.x) / 3), side = a.x + bend + 10 < LEFT + f.inner ? 1 : -1;
+      const c = { x: a.x + side * bend, y: a.y }, d = { x: b.x + (a.x === b.x ? side : Math.sign(a.x - b.x)) * bend, y: b.y };
+      for (const [colour, line] of [[colours.paper, 4.5], [colours.ink, 1.7]]) {
+        context.strokeStyle = css(colour); context.lineWidth = line;
+        context.beginPath(); context.moveTo(a.x, a.y); context.bezierCurveTo(c.x, c.y, d.x, d.y, b.x, b.y); context.stroke();
+      }
+      const angle = Math.atan2(b.y - d.y, b.x - d.x);
+      context.fillStyle = css(colours.ink);
+      context.beginPath(); context.moveTo(b.x, b.y);
+      for (const turn of [2.7, -2.7]) context.lineTo(b.x + 9 * Math.cos(angle + turn), b.y + 9 * Math.sin(angle + turn));
+      context.fill();
+      for (const [at, text, gone] of [[a, start, " ↕"], [b, end, " ↕"]]) {
+        if (!text) continue;
+        const word = at.shown ? text : text + gone;
+        const wide = context.measureText(word).width + 6, y = at.y, beside = at.x - wide - Math.max(8, f.px * 2 + 4);
+        const x = beside >= LEFT ? beside : at.x + Math.max(8, f.px * 2 + 4);
+        context.fillStyle = css(colours.paper); context.fillRect(x, y - 7, wide, 14);
+        context.fillStyle = css(colours.ink); context.textAlign = "left"; context.fillText(word, x + 3, y);
+      }
+    }
+
+    // The whole storage: above whose bytes, below how many are written for each one owned.
+    drawBand(f, ratio, colours) {
+      const context = sized(this.band, f.width, 26, ratio);
+      const x = (byte) => LEFT + (byte / this.nbytes) * f.inner;
+      this.strip.forEach(([owned, written, most], n) => {
+        const [start, stop] = this.columnOf(n), hue = most < 0 ? -1 : this.owners[most >> 1].hue, shared = most >= 0 && most & 1;
+        const a = Math.round(x(start) * ratio) / ratio, wide = Math.max(Math.round(x(stop) * ratio) / ratio - a, 1 / ratio);
+        const colour = hue < 0 ? colours.fixed[UNOWNED] : colours.owned(hue, "data", "K");
+        context.fillStyle = css(shared ? mix(colours.ink, colours.paper, 0.3) : colour);
+        context.fillRect(a, 4, wide, 10);
+        const share = owned ? written / owned : written ? 2 : 0;
+        context.fillStyle = css(share > 1 ? rgb(DATA.red) : mix(colours.ink, colours.paper, 0.45));
+        const high = Math.min(8, share > 1 ? 8 : 8 * share);
+        context.fillRect(a, 24 - high, wide, high);
+      });
+      context.fillStyle = css(colours.soft); context.font = "10px sans-serif"; context.textAlign = "right"; context.textBaseline = "middle";
+      context.fillText("owned", LEFT - 5, 9); context.fillText("written", LEFT - 5, 20);
+      const a = x(Math.max(0, this.rowStart(this.look.top))), b = x(Math.min(this.nbytes, this.rowStart(this.look.top + Math.ceil(f.height / f.rowHeight))));
+      context.strokeStyle = css(colours.ink); context.lineWidth = 2;
+      context.strokeRect(a - 1, 1, Math.max(b - a + 2, 3), 24);
+    }
+
+    bandText(byte) {
+      const n = this.strip.findIndex((_, column) => byte < this.columnOf(column)[1]);
+      const [owned, written, most] = this.strip[n], [start, stop] = this.columnOf(n);
+      return [`bytes [${start}, ${stop}) of ${this.nbytes}`, `${owned} owned, ${written} written`,
+        most < 0 ? "nobody's" : `${most & 1 ? "shared; most: " : ""}${this.owners[most >> 1].name}`];
+    }
+
+    columnOf(n) {
+      const edge = (k) => Number(BigInt(this.nbytes) * BigInt(k) / BigInt(this.strip.length));
+      return [edge(n), edge(n + 1)];
+    }
+  }
