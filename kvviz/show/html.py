@@ -21,7 +21,7 @@ from kvviz.show.palette import DATA_TINT, FIXED, HUES, ORANGE, RED, UNREACHED, E
 from kvviz.show.picture import picture
 from kvviz.show.pointing import POINTED, claim_of, shows
 from kvviz.show.text import render_text
-from kvviz.show.words import MOST_WRITERS, alt_text, counts, entries, hues_of
+from kvviz.show.words import MOST_WRITERS, alt_text, counts, entries, hues_of, scale_of
 
 MAX_BYTES = 1 << 53
 """Addresses that the browser's numbers hold exactly."""
@@ -53,7 +53,7 @@ class MapView:
         frames: a time lapse for the one map: titles and the window's bytes after each step.
         png: whether front ends without HTML get a picture too.
 
-    Maps of one view share hover, selection and zoom.
+    Maps of one window share hover, selection and zoom.
 
     Raises:
         ValueError: no map, an empty one, frames for several maps or of another length, a finding that has no
@@ -72,18 +72,37 @@ class MapView:
     ) -> None:
         self.maps = named_maps(maps)
         _check(self.maps, row_bytes, finding, frames)
+        row_bytes = min(row_bytes, max(record.stop - record.start for record in self.maps.values()))
         self.row_bytes, self.finding, self.beside, self.frames, self.png = row_bytes, finding, beside, frames, png
 
     @property
     def alt_text(self) -> str:
         """What is shown, with the counts, for those who do not see it."""
-        return alt_text(self.maps, self.finding)
+        return " ".join([alt_text(self.maps, self.finding), *self._steps()])
 
     @property
     def text(self) -> str:
         """The plain text twin."""
         told = [f"{title}\n{render_text(record, self.row_bytes)}" for title, record in self.maps.items()]
-        return "\n\n".join([*told, str(self.finding)] if self.finding else told)
+        said = ["\n".join(self._steps())] if self.frames else []
+        return "\n\n".join([*told, *said, *([str(self.finding)] if self.finding else [])])
+
+    def _steps(self) -> list[str]:
+        """What each frame changed, in words."""
+        said = []
+        for (title, _), (_, changes) in zip(self.frames, self._changes(), strict=True):
+            count = sum(stop - first for first, stop in changes)
+            where = f", the first of bytes [{changes[0][0]}, {changes[0][1]}) of the window" if changes else ""
+            said.append(f"Then {title}: {count} bytes lie in stretches that changed{where}.")
+        return said
+
+    def _changes(self) -> list[tuple[bytes, list[tuple[int, int]]]]:
+        """For each frame the bytes after it, and the stretches that it changed."""
+        if not self.frames:
+            return []
+        (record,) = self.maps.values()
+        planes = [record.values, *(bytes(after) for _, after in self.frames)]
+        return [(after, _differences(before, after)) for before, after in zip(planes[:-1], planes[1:], strict=True)]
 
     @property
     def html(self) -> str:
@@ -101,7 +120,6 @@ class MapView:
             "red": RED,
             "orange": ORANGE,
             "most": MOST_WRITERS,
-            "linked": len(drawn) > 1,
         }
         script = "\n".join(map(_asset, SCRIPT)).replace('"@DATA@"', _json(data))
         body = f'<div class="kvviz{side}">{"".join(drawn)}</div>'
@@ -143,9 +161,12 @@ class MapView:
             "row": self.row_bytes,
             "mode": record.kv_cache_dtype,
             **_views(record, hues),
-            "values": None if record.values is None else _base64(record.values),
+            "values": None if record.values is None else packed(record.values),
             "before": "before",
-            "frames": _frames(record, self.frames),
+            "frames": [
+                (clipped(title), [(first, packed(after[first:stop])) for first, stop in changes])
+                for (title, _), (after, changes) in zip(self.frames, self._changes(), strict=True)
+            ],
             "strip": _strip(record),
             "finding": finding
             and {
@@ -160,17 +181,16 @@ class MapView:
         if self.png or (include and "image/png" in include):
             from kvviz.show.static import figure
 
-            able = self.finding and self.finding.kind in POINTED
-            sheet = figure(self.maps, row_bytes=self.row_bytes, finding=self.finding if able else None)
+            sheet = figure(self.maps, row_bytes=self.row_bytes, finding=self.finding)
             drawn, metadata = sheet._repr_mimebundle_()
             data["image/png"] = drawn["image/png"]
         return {kind: shown for kind, shown in data.items() if not exclude or kind not in exclude}, metadata
 
 
 def named_maps(maps: Mapping[str, ByteMap] | ByteMap) -> dict[str, ByteMap]:
-    """Titles and maps; one map alone is titled by its storage."""
+    """Titles and maps; one map alone is titled by its window."""
     if isinstance(maps, ByteMap):
-        return {f"{maps.storage.name}": maps}
+        return {f"bytes {maps.start} to {maps.stop}": maps}
     if not maps or not isinstance(maps, Mapping):
         raise ValueError("there is no map to show: give one ByteMap, or a mapping of titles to maps")
     for title, record in maps.items():
@@ -189,8 +209,11 @@ def _check(maps: Mapping[str, ByteMap], row_bytes: int, finding: Finding | None,
             raise ValueError(f"{title!r} is a map without bytes, [{record.start}, {record.stop}): widen its window")
         if record.storage.nbytes >= MAX_BYTES:
             raise ValueError(f"{title!r}: {record.storage.nbytes} bytes are more than a browser counts exactly (2**53)")
-    if finding is not None and not finding.example:
-        raise ValueError(f"the finding of kind {finding.kind!r} has no place to point at: leave it out")
+    if finding is not None and (finding.kind not in POINTED or not finding.example):
+        raise ValueError(
+            f"a map points at the place of a finding of kind {', '.join(POINTED)}, not of this {finding.kind!r}: "
+            f"leave finding out"
+        )
     if not frames:
         return
     if len(maps) != 1:
@@ -211,20 +234,23 @@ def _key(view: View) -> int | str:
 def _views(record: ByteMap, hues: Mapping) -> dict:
     """Owners and writers for the script; a writer that is an owner by its number, and forms that views share once."""
     forms: dict[str, int] = {}
+    everybody = (*record.owners, *record.writers, *record.beneath)
+    ids = {name: n for n, name in enumerate(dict.fromkeys(view.name for view in everybody))}
 
     def shown(view: View) -> list:
-        half = next((word for word in view.name.split() if word in ("K", "V")), "")
+        """Name, form, offset in bytes, hue, identity; then the layer and the identity of its scale view, if any."""
         form = {
             "role": clipped(view.role),
-            "half": half,
+            "half": next((word for word in view.name.split() if word in ("K", "V")), ""),
             "shape": view.shape,
             "stride": [step * view.itemsize for step in view.stride],
             "itemsize": view.itemsize,
             "axes": [clipped(axis) for axis in view.axes],
         }
         key, number = _key(view), forms.setdefault(_json(form), len(forms))
-        named = [clipped(view.name), number, view.offset * view.itemsize, hues[key]]
-        return [*named, key] if isinstance(key, int) else named
+        told = [clipped(view.name), number, view.offset * view.itemsize, hues[key], ids[view.name]]
+        more = [key if isinstance(key, int) else None, ids.get(scale_of(view.name))]
+        return [*told, *more] if more[1] is not None else [*told, *more[:1]] if more[0] is not None else told
 
     numbers = {view: n for n, view in enumerate(record.owners)}
     owners = [shown(view) for view in record.owners]
@@ -243,19 +269,6 @@ def _strip(record: ByteMap) -> list[tuple[int, int, int]]:
     number = {view.name: n for n, view in enumerate(record.owners)}
     columns = overview(record)
     return [(c.owned, c.written, (number[c.most] if c.most else -1) * 2 + c.shared) for c in columns]
-
-
-def _frames(record: ByteMap, frames: Frames) -> list[tuple[str, list[tuple[int, str]]]]:
-    """Each step as the stretches of bytes that it changed."""
-    made, before = [], record.values
-    for title, after in frames:
-        after = bytes(after)
-        changes = []
-        for first, stop in _differences(before, after):
-            changes.append((first, _base64(after[first:stop])))
-        made.append((clipped(title), changes))
-        before = after
-    return made
 
 
 def _differences(before: bytes, after: bytes, near: int = 4) -> list[tuple[int, int]]:
@@ -303,8 +316,12 @@ def clipped(text: str, most: int = MOST_LETTERS) -> str:
     return plain if len(plain) <= most else f"{plain[:most]}…"
 
 
-def _base64(data: bytes) -> str:
-    return base64.b64encode(data).decode("ascii")
+def packed(data: bytes) -> str:
+    """Bytes as text, five letters for four bytes, none of which must be escaped in a script."""
+    return base64.b85encode(data).decode("ascii").translate(SAFE)
+
+
+SAFE = str.maketrans("<>&", ",:.")
 
 
 def _json(data: dict) -> str:

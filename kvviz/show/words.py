@@ -46,6 +46,7 @@ def style_of(run: ByteRun, hues: Mapping[int | str, int]) -> Style:
 def entries(records: Iterable[ByteMap], hues: Mapping[int | str, int]) -> list[Entry]:
     """The legend: the hues that occur with what each shade is, then the states that occur."""
     runs = [run for record in records for run in record.runs]
+    seen = dict.fromkeys(hue_key(run.owner) for run in runs if run.owner)
     shades: dict[int, set[tuple[str, str]]] = {}
     for run in runs:
         if run.state == "right":
@@ -56,7 +57,7 @@ def entries(records: Iterable[ByteMap], hues: Mapping[int | str, int]) -> list[E
         ordered = sorted(found, key=lambda shade: (shade[0] == "scale", shade))
         styles = tuple(dict.fromkeys(owned(hue, *shade) for shade in ordered))
         what = "" if made else f": {', '.join(dict.fromkeys(_shade(*shade) for shade in ordered))}"
-        made.append(Entry(styles, _who([key for key, n in hues.items() if n % len(HUES) == hue]) + what))
+        made.append(Entry(styles, _who([key for key in seen if hues[key] % len(HUES) == hue]) + what))
     states = {run.state for run in runs} & set(FIXED)
     return made + [Entry((FIXED[state],), WORDS[state]) for state in STATES if state in states]
 
@@ -155,10 +156,10 @@ def decoded(record: ByteMap, run: ByteRun, byte: int, value: int) -> str:
     if part.role == "scale":
         scale = _float_at(record, span_of(_view(record.owners, part.view), part.index)[0])
         return "" if scale is None else f"a scale: {number(scale[0])}{_zero_point(record, scale[1])}"
-    reads = _view(record.writers, f"{part.view.removesuffix(' data')} scale")
-    if part.role != "data" or reads is None:
+    reads, data = _view(record.writers, scale_of(part.view)), _view(record.owners, part.view)
+    if part.role != "data" or reads is None or data is None or reads.shape != data.shape[: len(reads.shape)]:
         return ""
-    at = reads.start_of(part.index)
+    at = reads.start_of(part.index[: len(reads.shape)])
     scale = _float_at(record, at)
     if scale is None:
         return f"its scale is read at byte {at}, whose value is not shown"
@@ -167,6 +168,11 @@ def decoded(record: ByteMap, run: ByteRun, byte: int, value: int) -> str:
     products = " and ".join(f"{number(c)} x {number(scale[0])} = {number((c - zero) * scale[0])}" for c in codes)
     shift = f" (codes less the zero-point {zero}; rotated)" if record.kv_cache_dtype.startswith("int4") else ""
     return f"code x scale at byte {at}: {products}{shift}"
+
+
+def scale_of(name: str) -> str:
+    """The name of the scale view that belongs to a data view: ``layer 0 K scale`` for ``layer 0 K data``."""
+    return f"{name.removesuffix(' data')} scale"
 
 
 def _view(views: tuple[View, ...], name: str) -> View | None:

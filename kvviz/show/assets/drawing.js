@@ -7,9 +7,9 @@
       const base = Math.max(6, Math.min(18, Math.floor(420 / rows)));
       const height = Math.min(rows * base, 420);
       const rowHeight = Math.max(3, Math.min(24, base * this.look.zoom));
-      const across = Math.max(1, this.look.zoom);
+      const across = Math.max(1, Math.min(this.look.zoom, this.row * 40 / inner));
       const most = Math.max(1, Math.floor(MOST_BYTES / this.row));
-      return { width, inner, height, rowHeight, px: (inner / this.row) * across, columns: this.row / across, rows: Math.min(Math.ceil(height / rowHeight), most) };
+      return { width, inner, height, rowHeight, base, px: (inner / this.row) * across, columns: this.row / across, rows: Math.min(Math.ceil(height / rowHeight), most) };
     }
 
     clamp() {
@@ -47,6 +47,7 @@
       this.sheet = this.sheet || element("canvas");
       const context = sized(this.sheet, f.width, f.height + AXIS, ratio);
       const painted = this.window(f);
+      this.touched = this.lit && "hue" in this.lit ? this.touches(painted, this.lit.hue) : null;
       const patterns = [null, hatch(context, CONTESTED, ratio), hatch(context, MISPLACED, ratio), null, hatch(context, UNOWNED, ratio)];
       context.font = "10px sans-serif";
       context.textBaseline = "middle";
@@ -63,7 +64,7 @@
       context.drawImage(this.sheet, 0, 0, f.width, f.height + AXIS);
       context.font = "10px sans-serif";
       context.textBaseline = "middle";
-      within(context, 0, f.width, f.height, () => this.drawPointers(context, f, colours));
+      within(context, LEFT - 2, f.inner + 4, f.height, () => this.drawPointers(context, f, colours));
     }
 
     drawRow(context, f, w, row, colours, patterns) {
@@ -77,14 +78,14 @@
         if (from !== null) this.drawRun(context, f, w, start, from, to, y, gap, colours, patterns, bytes);
         from = null;
       };
-      const step = Math.max(1, Math.floor(1 / f.px));
+      const step = Math.max(1, Math.floor(1 / f.px)), touched = this.touched;
       within(context, LEFT, f.inner, f.height, () => {
         for (let column = first; column < last; column += step) {
           let i = start + column - w.a;
           if (i < 0 || i >= w.state.length) { flush(column); at = -1; continue; }
           for (let j = i + 1; j < Math.min(i + step, w.state.length); j++) if (SEVERITY[w.state[j]] > SEVERITY[w.state[i]]) i = j;
           const alike = at >= 0 && w.state[i] === w.state[at] && w.owner[i] === w.owner[at] && w.count[i] === w.count[at]
-            && w.ownerCell[i] === w.ownerCell[at] && w.writer[i] === w.writer[at];
+            && w.ownerCell[i] === w.ownerCell[at] && w.writer[i] === w.writer[at] && (!touched || touched[i] === touched[at]);
           at = i;
           if (!alike) {
             flush(column); from = column;
@@ -112,7 +113,7 @@
       const fill = state === RIGHT ? colours.owned(owner.hue, owner.role, owner.half) : colours.fixed[state];
       const x = LEFT + (from - this.look.left) * f.px, wide = (to - from) * f.px, high = f.rowHeight - gap;
       const edge = wide > 5 ? 0.6 : 0;
-      context.globalAlpha = this.isLit(state, owner, writer) ? 1 : 0.16;
+      context.globalAlpha = this.isLit(state, owner, i) ? 1 : 0.16;
       context.fillStyle = css(fill);
       context.fillRect(x, y, wide - edge, high);
       if (patterns[state]) { context.fillStyle = patterns[state]; context.fillRect(x, y, wide - edge, high); }
@@ -168,8 +169,8 @@
         const run = runAt(this, byte);
         const part = run.owner;
         if (part) this.outline(context, f, startOf(part.view, part.index), sizeOf(part.view), colours, byte === this.selected ? 2.4 : 1.2);
-        for (const writer of run.writers.slice(0, 4)) {
-          const home = this.owners.find((view) => view.name === writer.view.name);
+        for (const writer of run.writers.slice(0, 12)) {
+          const home = this.owners.find((view) => view.who === writer.view.who);
           const landed = startOf(writer.view, writer.index), meant = home ? startOf(home, writer.index) : landed;
           if (meant !== landed) arrows.push([meant, landed, "", ""]);
         }
@@ -200,6 +201,11 @@
       };
       const a = point(from), b = point(to);
       if (!a.shown && !b.shown) return;
+      if (!a.shown || !b.shown) {  // the other end is out of sight: a stub that says where
+        const here = a.shown ? a : b, other = a.shown ? to : from;
+        this.word(context, f, here, `${a.shown ? "lands" : "meant"} at 0x${other.toString(16)} ${other > (a.shown ? from : to) ? "↓" : "↑"}`, colours);
+        return;
+      }
       const bend = Math.max(18, Math.abs(a.x - b.x) / 3), side = a.x + bend + 10 < LEFT + f.inner ? 1 : -1;
       const c = { x: a.x + side * bend, y: a.y }, d = { x: b.x + (a.x === b.x ? side : Math.sign(a.x - b.x)) * bend, y: b.y };
       for (const [colour, line] of [[colours.paper, 4.5], [colours.ink, 1.7]]) {
@@ -211,14 +217,16 @@
       context.beginPath(); context.moveTo(b.x, b.y);
       for (const turn of [2.7, -2.7]) context.lineTo(b.x + 9 * Math.cos(angle + turn), b.y + 9 * Math.sin(angle + turn));
       context.fill();
-      for (const [at, text, gone] of [[a, start, " ↕"], [b, end, " ↕"]]) {
-        if (!text) continue;
-        const word = at.shown ? text : text + gone;
-        const wide = context.measureText(word).width + 6, y = at.y, beside = at.x - wide - Math.max(8, f.px * 2 + 4);
-        const x = beside >= LEFT ? beside : at.x + Math.max(8, f.px * 2 + 4);
-        context.fillStyle = css(colours.paper); context.fillRect(x, y - 7, wide, 14);
-        context.fillStyle = css(colours.ink); context.textAlign = "left"; context.fillText(word, x + 3, y);
-      }
+      if (start) this.word(context, f, a, start, colours);
+      if (end) this.word(context, f, b, end, colours);
+    }
+
+    // A word beside a place.
+    word(context, f, at, text, colours) {
+      const wide = context.measureText(text).width + 6, away = Math.max(8, f.px * 2 + 4), beside = at.x - wide - away;
+      const x = Math.min(beside >= LEFT ? beside : at.x + away, LEFT + f.inner - wide);
+      context.fillStyle = css(colours.paper); context.fillRect(x, at.y - 7, wide, 14);
+      context.fillStyle = css(colours.ink); context.textAlign = "left"; context.fillText(text, x + 3, at.y);
     }
 
     // The whole storage: above whose bytes, below how many are written for each one owned.

@@ -105,14 +105,20 @@
     return words.find((word) => word && word.length * 6 + 4 <= wide) || "";
   }
 
-  function decode64(text) {
-    const raw = atob(text), bytes = new Uint8Array(raw.length);
-    for (let i = 0; i < raw.length; i++) bytes[i] = raw.charCodeAt(i);
-    return bytes;
+  // Five digits of 85 hold four bytes: see kvviz.show.html.packed.
+  const DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%.()*+-;,=:?@^_`{|}~";
+  function unpacked(text) {
+    const size = text.length - Math.ceil(text.length / 5), bytes = new Uint8Array(size + 4);
+    for (let i = 0, at = 0; i < text.length; i += 5, at += 4) {
+      let value = 0;
+      for (let k = i; k < i + 5; k++) value = value * 85 + (k < text.length ? DIGITS.indexOf(text[k]) : 84);
+      for (let k = at + 3; k >= at; k--) { bytes[k] = value % 256; value = Math.floor(value / 256); }
+    }
+    return bytes.slice(0, size);
   }
 
   function changed(plane, changes) {
     const next = plane.slice();
-    for (const [at, text] of changes) next.set(decode64(text), at);
+    for (const [at, text] of changes) next.set(unpacked(text), at);
     return next;
   }

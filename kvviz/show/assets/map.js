@@ -8,7 +8,7 @@
       this.beneath = data.beneath.map((view) => prepared(view, data.forms));
       this.everybody = [...this.owners, ...this.beneath];
       this.writers = data.writers.map((view) => typeof view === "number" ? this.owners[view] : prepared(view, data.forms));
-      this.frame = 0; this.planes = [data.values === null ? null : decode64(data.values)];
+      this.frame = 0; this.planes = [data.values === null ? null : unpacked(data.values)];
       for (const [, changes] of data.frames) this.planes.push(changed(this.planes[this.planes.length - 1], changes));
       this.anchor = this.start % this.row;
       this.firstRow = this.anchor ? -1 : 0;
@@ -41,7 +41,9 @@
       stage.append(this.canvas);
       if (this.strip.length) {
         this.band = element("canvas", "kvviz-strip kvviz-live", { "aria-hidden": "true" });
-        stage.append(this.band);
+        const told = element("div", "kvviz-note kvviz-live");
+        told.textContent = "The strip is the whole storage. Above: whose bytes (grey: several layers'). Below: red where more bytes are written than owned. Click it to go there.";
+        stage.append(this.band, told);
         this.listenBand();
       }
       stage.append(this.tip);
@@ -115,16 +117,22 @@
         map.lit = key;
         map.node.querySelectorAll(".kvviz-legend li").forEach((item) => item.firstChild.setAttribute("aria-pressed", String(!!key && item.dataset.kvviz === what)));
         if (map.choice) map.choice.value = key && "hue" in key ? String(key.hue) : "";
+        if (map.choice && map.choice.selectedIndex < 0) map.choice.value = "";
         map.draw();
       }
     }
 
-    isLit(state, owner, writer) {
+    isLit(state, owner, i) {
       if (!this.lit) return true;
       if ("state" in this.lit) return state === this.lit.state;
-      const hues = [owner, writer].filter(Boolean).map((view) => view.hue);
-      return "hue" in this.lit ? hues.includes(this.lit.hue)
-        : state === RIGHT && owner && owner.hue % DATA.hues.length === this.lit.hues;
+      return this.touched ? this.touched[i] : state === RIGHT && owner && owner.hue % DATA.hues.length === this.lit.hues;
+    }
+
+    // Bytes of the window that a layer (or view) owns or writes, wrongly or rightly.
+    touches({ a, b }, hue) {
+      const marks = new Uint8Array(b - a), views = new Set([...this.everybody, ...this.writers]);
+      views.forEach((view) => view.hue === hue && visit(view, a, b, (at) => marks.fill(1, Math.max(at - a, 0), Math.max(at + view.width - a, 0))));
+      return marks;
     }
 
     listen() {
@@ -163,9 +171,10 @@
       on(canvas, "pointerleave", (event) => { engaged = false; if (event.pointerType === "mouse") this.point(null); });
       on(canvas, "wheel", (event) => {
         if (!engaged && !event.ctrlKey) return;  // a page that scrolls past goes on scrolling
-        event.preventDefault();
-        const [x, y] = spot(event, canvas);
+        const [x, y] = spot(event, canvas), before = this.look.zoom;
         this.zoomBy(Math.exp(-Math.max(-120, Math.min(120, event.deltaY)) / 240), x, y);
+        if (this.look.zoom === before) return;  // nothing to zoom: the page may scroll
+        event.preventDefault();
         this.point(this.byteAt(x, y), x, y);
       }, { passive: false });
       on(this.node, "keydown", (event) => {  // what a control needs, Enter or an arrow, is not the notebook's
@@ -222,7 +231,8 @@
       tip.style.display = "block";
       const wide = this.stage.clientWidth;
       tip.style.left = `${Math.max(0, Math.min(x + 14, wide - tip.offsetWidth - 2))}px`;
-      tip.style.top = `${y + 18}px`;
+      const under = this.canvas.getBoundingClientRect().top + y + 22 + tip.offsetHeight > innerHeight;
+      tip.style.top = `${under ? y - tip.offsetHeight - 12 : y + 18}px`;
     }
 
     listenBand() {
@@ -242,9 +252,9 @@
 
     zoomBy(factor, x = null, y = null) {
       const f = this.frameOf(), look = this.look, at = this.selected === null ? null : this.where(this.selected);
-      if (x === null) { x = at && at.shown ? at.x : LEFT + f.inner / 2; y = at && at.shown ? at.y : f.height / 2; }
+      if (x === null) { x = at && at.shown ? at.x : LEFT; y = at && at.shown ? at.y : 0; }
       const column = (x - LEFT) / f.px + look.left, row = Math.floor(y / f.rowHeight) + look.top;
-      look.zoom = Math.max(0.2, Math.min(look.zoom * factor, Math.max(1, (this.row * 40) / f.inner)));
+      look.zoom = Math.max(0.2, Math.min(look.zoom * factor, Math.max(1, (this.row * 40) / f.inner, 20 / f.base)));
       const g = this.frameOf();
       look.left = column - (x - LEFT) / g.px;
       look.top = row - Math.floor(y / g.rowHeight);
@@ -271,16 +281,16 @@
 
     say() {
       this.said.textContent = this.selected === null
-        ? "Point at a byte, tap one, or use the arrow keys; plus, minus and the wheel zoom." : describe(this, this.selected).join("\n");
+        ? "Point at a byte, tap one, or use the arrow keys; plus, minus and the wheel zoom, dragging moves." : describe(this, this.selected).join("\n");
     }
   }
 
   const gone = new AbortController();
   let away = 0;
-  const linked = [], every = [];
+  const windows = {}, every = [];
   root.querySelectorAll(".kvviz-map").forEach((node, n) => {
-    const group = DATA.linked ? linked : [];
-    group.push(new ByteMap(DATA.maps[n], node, group));
+    const m = DATA.maps[n], group = windows[[m.start, m.stop, m.nbytes]] ??= [];  // maps of one window move together
+    group.push(new ByteMap(m, node, group));
     every.push(group[group.length - 1]);
   });
   const redraw = () => every.forEach((map) => map.draw());

@@ -1,7 +1,7 @@
 // Views and bytes: who owns and who writes any byte, worked out from shape, stride and offset.
   // A view as it is visited: axes by step, the longest first; a trailing axis named "byte" runs inside a cell.
-  function prepared([name, form, offset, hue, layer], forms) {
-    const v = { ...forms[form], name, offset, hue };
+  function prepared([name, form, offset, hue, who, layer, scale], forms) {
+    const v = { ...forms[form], name, offset, hue, who, scale };
     const inner = v.axes.length && v.axes[v.axes.length - 1] === "byte" ? 1 : 0;
     const outer = v.shape.length - inner;
     let cell = 1, width = v.itemsize, low = v.offset, number = 0;
@@ -19,7 +19,8 @@
     for (let k = dims.length - 1; k >= 0; k--) reach.unshift(reach[0] + dims[k][0] * (dims[k][1] - 1));
     const empty = v.shape.some((size) => size === 0);
     const key = layer ?? name;
-    return Object.assign(v, { outer, inner, width, low, number, dims, reach, empty, key });
+    const kind = `${v.role} ${v.axes.slice(0, outer)}`, cells = `${v.shape.slice(0, outer)}`;
+    return Object.assign(v, { kind, cells, outer, inner, width, low, number, dims, reach, empty, key });
   }
 
   // Calls visit(first byte, cell number) for every stretch of the view that reaches into [a, b).
@@ -46,7 +47,12 @@
     return `${part.view.name} [${where}]`;
   }
 
-  function same(p, q) { return !!p && !!q && p.view.name === q.view.name && p.number === q.number; }
+  // Whether two views say the same of a cell: their name, the axes' names and the indices.
+  function agree(v, number, other, otherNumber) {
+    return v.who === other.who && v.kind === other.kind
+      && (v.cells === other.cells ? number === otherNumber : `${indexOf(v, number)}` === `${indexOf(other, otherNumber)}`);
+  }
+  function same(p, q) { return !!p && !!q && agree(p.view, p.number, q.view, q.number); }
 
   function partsAt(views, byte) {
     const found = [];
@@ -61,14 +67,14 @@
   // Who owns and who writes each byte of [a, b): the states, and the owner's and first writer's numbers.
   function paint(map, a, b) {
     const n = b - a;
-    const count = new Uint8Array(n), last = new Int16Array(n).fill(-1), right = new Uint8Array(n);
+    const count = new Uint16Array(n), last = new Int16Array(n).fill(-1), right = new Uint8Array(n);
     const writer = new Int16Array(n).fill(-1), writerCell = new Float64Array(n);
     const owner = new Int16Array(n).fill(-1), ownerCell = new Float64Array(n);
     map.writers.forEach((view, w) => visit(view, a, b, (at, cell) => {
       for (let i = Math.max(at - a, 0), end = Math.min(at + view.width - a, n); i < end; i++) {
         if (last[i] === w) { if (writer[i] === w && cell > writerCell[i]) writerCell[i] = cell; continue; }
         last[i] = w;
-        if (count[i] < 255) count[i]++;
+        count[i]++;
         if (writer[i] < 0) { writer[i] = w; writerCell[i] = cell; }
       }
     }));
@@ -80,7 +86,7 @@
           owner[i] = o;
           ownerCell[i] = cell;
         }
-        if (count[i] === 1 && writerCell[i] === cell && map.writers[writer[i]].name === view.name) right[i] = 1;
+        if (count[i] === 1 && agree(view, cell, map.writers[writer[i]], writerCell[i])) right[i] = 1;
       }
     }));
     const state = new Uint8Array(n);

@@ -39,10 +39,9 @@
       const scale = map.float(startOf(part.view, part.index));
       return scale ? `a scale: ${number(scale[0])}${int4 ? ", zero-point " + (scale[1] & 15) : ""}` : "";
     }
-    const name = (part.view.name.endsWith(" data") ? part.view.name.slice(0, -5) : part.view.name) + " scale";
-    const reads = map.writers.find((view) => view.name === name);
-    if (part.view.role !== "data" || !reads) return "";
-    const at = startOf(reads, part.index), scale = map.float(at);
+    const reads = map.writers.find((view) => view.who === part.view.scale);
+    if (part.view.role !== "data" || !reads || reads.shape.some((size, a) => size !== part.view.shape[a])) return "";
+    const at = startOf(reads, part.index.slice(0, reads.shape.length)), scale = map.float(at);
     if (!scale) return `its scale is read at byte ${at}, whose value is not shown`;
     const zero = int4 ? scale[1] & 15 : 0;
     const codes = int4 ? [value & 15, value >> 4] : [mode.startsWith("int8") ? (value > 127 ? value - 256 : value) : e4m3(value)];
