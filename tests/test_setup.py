@@ -14,6 +14,8 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 ROOT = Path(__file__).parents[1]
+ASIDE = {"mooncake"}
+"""Extras that are not part of the environment: a section of notebook 07 uses them where they are installed."""
 TARGETS = ("help", "report", "test", "test-fast", "test-tritons", "lab", "lint", "clean")
 
 
@@ -36,7 +38,8 @@ def project() -> dict:
 
 def declared() -> dict[str, Requirement]:
     fixed = project()["project"]
-    texts = [*fixed["dependencies"], *(text for extra in fixed["optional-dependencies"].values() for text in extra)]
+    extras = [texts for name, texts in fixed["optional-dependencies"].items() if name not in ASIDE]
+    texts = [*fixed["dependencies"], *(text for extra in extras for text in extra)]
     return {found.name: found for found in map(Requirement, texts)}
 
 

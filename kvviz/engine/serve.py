@@ -31,13 +31,20 @@ class Served:
 
 @dataclass
 class Engine:
-    """What serves requests: a model, its cache, the scale views of every layer, a block pool, maybe an offloader."""
+    """What serves requests: a model, its cache, the scale views of every layer, a block pool, maybe an offloader.
+
+    Args:
+        chunk: prefill this many tokens a forward pass; default all that are left. With the block size, a prompt whose
+            first blocks were found goes through passes of the same sizes as one that is computed from its beginning,
+            so that both give the same logits to the bit.
+    """
 
     model: LanguageModel
     cache: KVCache
     scales: ScaleViews | None
     pool: BlockPool
     offloader: Offloader | None = None
+    chunk: int | None = None
 
     def serve(self, requests: Sequence[Request]) -> dict[str, Served]:
         """Answer requests, a token of each in turn, and leave their blocks free or kept for their prefix.
@@ -65,7 +72,8 @@ class Engine:
             self.offloader.restore(stored, fresh[: len(stored)]).wait()
         computed = (len(found) + len(stored)) * spec.block_size
         backend = PagedBackend(self.cache, self.scales, (*found, *fresh))
-        steps = tokens(self.model, backend, list(request.prompt), request.max_new_tokens, num_computed_tokens=computed)
+        prompt, count = list(request.prompt), request.max_new_tokens
+        steps = tokens(self.model, backend, prompt, count, chunk=self.chunk, num_computed_tokens=computed)
         counts = (len(found) * spec.block_size, len(stored) * spec.block_size)
         return _Running(request, backend.blocks, steps, counts)
 

@@ -88,6 +88,20 @@ def test_a_restored_prefix_saves_its_forward_passes(monkeypatch):
     assert seen == [13, 1, 1, 1, 1, 1, 1, 1, 1, 1]
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_in_chunks_of_a_block_a_restored_prefix_changes_no_bit(mode, monkeypatch):
+    one = replace(engine(mode, "cross-layer NHD", host_blocks=BLOCKS), chunk=BLOCK)
+    (request,) = requests()[1:2]
+    seen = []
+    forward = one.model.forward
+    monkeypatch.setattr(one.model, "forward", lambda part, *rest: seen.append(len(part)) or forward(part, *rest))
+    first = one.serve([request])[request.name].generation
+    one.pool.reset_prefix_cache()
+    again = one.serve([request])[request.name]
+    assert seen == [4, 4, 4, 1, 1, 1, 1, 1] + [1, 1, 1, 1, 1]
+    assert again.num_restored_tokens == 12 and again.generation == first
+
+
 def test_a_lost_scale_is_a_lost_answer():
     """The narrow width of PR 48411: exact while nothing is restored, and not after."""
     one = engine("fp8_per_token_head", "NHD")
