@@ -10,7 +10,7 @@ from tests.show.test_html import story
 pytestmark = pytest.mark.browser
 
 ROW = 64
-INTRODUCTION = "Point at a byte, tap one, or use the arrow keys; plus, minus and the wheel zoom."
+INTRODUCTION = "Point at a byte, tap one, or use the arrow keys; plus, minus and the wheel zoom, dragging moves."
 
 
 def one(shown, **more):
