@@ -52,11 +52,11 @@ def audit(views: Sequence[View], claims: Sequence[Claim] = (), *, witnesses: boo
     ground = Ground(_homes(views, claims, placed), placed, witnesses)
     findings = [finding for view in views for finding in (*out_of_bounds(view), *self_overlap(view, ground))]
     for claim in dict.fromkeys(claims):
-        check, said = _CHECKS[type(claim)]
+        kind, check, said = _CHECKS[type(claim)]
         try:
             findings += list(check(claim, named, ground))
         except TooMuchWorkError as error:
-            findings.append(not_judged(claim, named, error))
+            findings.append(not_judged(kind, claim, named, error))
             continue
         checked.append(said(claim, named))
         if isinstance(claim, Overlay) and len(claim.views) > 1:
@@ -127,47 +127,62 @@ def _homes(views: Sequence[View], claims: Sequence[Claim], placed: dict[Claim, t
 
 
 _Check = Callable[[Claim, dict[str, View], Ground], Iterator[Finding]]
-_CHECKS: dict[type, tuple[_Check, Callable[[Claim, dict[str, View]], str]]] = {
+# By the claim's class: the kind of finding that it looks for first, how, and what is said when it was judged.
+_CHECKS: dict[type, tuple[str, _Check, Callable[[Claim, dict[str, View]], str]]] = {
     Disjoint: (
+        "collision",
         lambda c, named, ground: collisions(_all(named, c.views), ground.witnesses),
         lambda c, named: f"{_roles(_all(named, c.views))} disjoint",
     ),
     Overlay: (
+        "collision",
         lambda c, named, _: blockwise.overlaid(_all(named, c.views)),
         lambda c, named: f"{_roles(_all(named, c.views))} share bytes of equal block ids only",
     ),
     BelongsAt: (
+        "misplaced",
         lambda c, _, ground: misplaced(*ground.placed[c], ground),
         lambda c, named: f"{_roles([named[c.view]])} at their rightful places",
     ),
-    Follows: (lambda c, _, ground: misplaced(*ground.placed[c], ground), lambda c, _: "1 scales behind their data"),
+    Follows: (
+        "misplaced",
+        lambda c, _, ground: misplaced(*ground.placed[c], ground),
+        lambda c, _: "1 scales behind their data",
+    ),
     Covers: (
+        "truncated",
         lambda c, named, ground: blockwise.covers(
             _named(named, c.extent), _all(named, c.content), _all(named, c.neighbours or c.content), ground.parts
         ),
         lambda c, _: "1 extents cover their blocks",
     ),
     StepAlike: (
+        "truncated",
         lambda c, named, _: addressing.step_alike(_named(named, c.source), _named(named, c.target)),
         lambda c, _: "1 copies step alike on both sides",
     ),
     SameBytes: (
+        "truncated",
         lambda c, named, _: same_bytes(_named(named, c.part), _named(named, c.whole)),
         lambda c, _: "1 parts equal to their bytes",
     ),
     Maps: (
+        "index_space",
         lambda c, named, _: addressing.ids_in_range(c, _named(named, c.view)),
         lambda c, _: "1 index spaces within their tables",
     ),
     Addressed: (
+        "index_space",
         lambda c, named, _: addressing.addressable(_named(named, c.view), c.address_type),
         lambda c, _: f"1 views addressable in {c.address_type}",
     ),
     Aligned: (
+        "unaligned",
         lambda c, named, _: addressing.aligned(c, _named(named, c.view)),
         lambda c, _: f"1 views with rows at multiples of {c.boundary_bytes} bytes",
     ),
     Declared: (
+        "ambiguous",
         lambda c, named, _: addressing.declared(c, _named(named, c.view), _all(named, c.readings)),
         lambda c, _: "1 readings declared",
     ),

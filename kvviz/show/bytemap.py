@@ -25,6 +25,17 @@ STATES = ("right", "contested", "misplaced", "unreached", "unowned")
 """
 
 
+def layer_of(name: str) -> int | None:
+    """The layer's number in a view's name of the form ``layer 3 K scale``, or None."""
+    words = name.split()
+    return int(words[1]) if len(words) > 1 and words[0] == "layer" and words[1].isdecimal() else None
+
+
+def half_of(name: str) -> str:
+    """``K``, ``V`` or nothing: which half a view's name speaks of."""
+    return next((word for word in name.split() if word in ("K", "V")), "")
+
+
 @dataclass(frozen=True)
 class Part:
     """One element of one view: a scale, or all data bytes of one cell.
@@ -40,13 +51,12 @@ class Part:
     @property
     def layer(self) -> int | None:
         """The layer's number, if the view's name starts with one."""
-        words = self.view.split()
-        return int(words[1]) if len(words) > 1 and words[0] == "layer" and words[1].isdecimal() else None
+        return layer_of(self.view)
 
     @property
     def half(self) -> str:
         """``K``, ``V`` or nothing."""
-        return next((word for word in self.view.split() if word in ("K", "V")), "")
+        return half_of(self.view)
 
     def __str__(self) -> str:
         where = ", ".join(f"{axis} {i}" for axis, i in zip(self.axes, self.index, strict=True))

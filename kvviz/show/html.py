@@ -9,19 +9,19 @@ import base64
 import json
 import re
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, cached_property
 from html import escape
 from importlib.resources import files
 
 from kvviz.memory.finding import Finding
 from kvviz.memory.view import View
-from kvviz.show.bytemap import ByteMap
+from kvviz.show.bytemap import ByteMap, half_of
 from kvviz.show.overview import overview
 from kvviz.show.palette import DATA_TINT, FIXED, HUES, ORANGE, RED, UNREACHED, Entry, Style, tint
 from kvviz.show.picture import picture
 from kvviz.show.pointing import POINTED, claim_of, shows
 from kvviz.show.text import render_text
-from kvviz.show.words import MOST_WRITERS, alt_text, counts, entries, hues_of, scale_of
+from kvviz.show.words import MOST_WRITERS, alt_text, counts, entries, hue_key, hues_of, scale_of
 
 MAX_BYTES = 1 << 53
 """Addresses that the browser's numbers hold exactly."""
@@ -90,12 +90,13 @@ class MapView:
     def _steps(self) -> list[str]:
         """What each frame changed, in words."""
         said = []
-        for (title, _), (_, changes) in zip(self.frames, self._changes(), strict=True):
+        for (title, _), (_, changes) in zip(self.frames, self._changes, strict=True):
             count = sum(stop - first for first, stop in changes)
             where = f", the first of bytes [{changes[0][0]}, {changes[0][1]}) of the window" if changes else ""
             said.append(f"Then {title}: {count} bytes lie in stretches that changed{where}.")
         return said
 
+    @cached_property
     def _changes(self) -> list[tuple[bytes, list[tuple[int, int]]]]:
         """For each frame the bytes after it, and the stretches that it changed."""
         if not self.frames:
@@ -110,7 +111,7 @@ class MapView:
         hues = hues_of(self.maps.values())
         for record in self.maps.values():
             for view in (*record.owners, *record.writers, *record.beneath):
-                key = _key(view)
+                key = hue_key(view.name)
                 hues.setdefault(key, max(hues.values(), default=-1) + 1 if isinstance(key, str) else key)
         drawn = [self._figure(title, record, hues) for title, record in self.maps.items()]
         side = " kvviz-side" if self.beside and len(drawn) > 1 else ""
@@ -154,7 +155,6 @@ class MapView:
     def _data(self, record: ByteMap, hues: Mapping) -> dict:
         finding = self.finding if self.finding and shows(record, self.finding) else None
         return {
-            "name": clipped(record.storage.name),
             "nbytes": record.storage.nbytes,
             "start": record.start,
             "stop": record.stop,
@@ -162,10 +162,9 @@ class MapView:
             "mode": record.kv_cache_dtype,
             **_views(record, hues),
             "values": None if record.values is None else packed(record.values),
-            "before": "before",
             "frames": [
                 (clipped(title), [(first, packed(after[first:stop])) for first, stop in changes])
-                for (title, _), (after, changes) in zip(self.frames, self._changes(), strict=True)
+                for (title, _), (after, changes) in zip(self.frames, self._changes, strict=True)
             ],
             "strip": _strip(record),
             "finding": finding
@@ -226,11 +225,6 @@ def _check(maps: Mapping[str, ByteMap], row_bytes: int, finding: Finding | None,
             raise ValueError(f"frame {title!r} has {len(after)} bytes and the map's window {len(record.values)}")
 
 
-def _key(view: View) -> int | str:
-    words = view.name.split()
-    return int(words[1]) if len(words) > 1 and words[0] == "layer" and words[1].isdecimal() else view.name
-
-
 def _views(record: ByteMap, hues: Mapping) -> dict:
     """Owners and writers for the script; a writer that is an owner by its number, and forms that views share once."""
     forms: dict[str, int] = {}
@@ -241,13 +235,13 @@ def _views(record: ByteMap, hues: Mapping) -> dict:
         """Name, form, offset in bytes, hue, identity; then the layer and the identity of its scale view, if any."""
         form = {
             "role": clipped(view.role),
-            "half": next((word for word in view.name.split() if word in ("K", "V")), ""),
+            "half": half_of(view.name),
             "shape": view.shape,
             "stride": [step * view.itemsize for step in view.stride],
             "itemsize": view.itemsize,
             "axes": [clipped(axis) for axis in view.axes],
         }
-        key, number = _key(view), forms.setdefault(_json(form), len(forms))
+        key, number = hue_key(view.name), forms.setdefault(_json(form), len(forms))
         told = [clipped(view.name), number, view.offset * view.itemsize, hues[key], ids[view.name]]
         more = [key if isinstance(key, int) else None, ids.get(scale_of(view.name))]
         return [*told, *more] if more[1] is not None else [*told, *more[:1]] if more[0] is not None else told

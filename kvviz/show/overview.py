@@ -11,6 +11,7 @@ import numpy as np
 from kvviz.memory.extents import Lane, Pattern, TooMuchWorkError, byte_lanes
 from kvviz.memory.view import View
 from kvviz.show.bytemap import ByteMap
+from kvviz.show.words import hue_key
 
 COLUMNS = 200
 
@@ -43,7 +44,7 @@ def overview(record: ByteMap, columns: int = COLUMNS) -> tuple[Column, ...]:
         owned, written = (_by_view(views, edges) for views in (record.owners, record.writers))
     except TooMuchWorkError:
         return ()
-    layers = np.asarray([_layer(view) for view in record.owners])
+    layers = np.asarray([str(hue_key(view.name)) for view in record.owners])
     made = []
     for n, (start, stop) in enumerate(zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)):
         mine, most, shared = owned[:, n], "", False
@@ -52,12 +53,6 @@ def overview(record: ByteMap, columns: int = COLUMNS) -> tuple[Column, ...]:
             most, shared = record.owners[first].name, bool(5 * mine[layers != layers[first]].sum() >= mine[first])
         made.append(Column(start, stop, int(mine.sum()), int(written[:, n].sum()), most, shared))
     return tuple(made)
-
-
-def _layer(view: View) -> str:
-    """``layer 3`` of ``layer 3 K scale``; the whole name where it names no layer."""
-    words = view.name.split()
-    return " ".join(words[:2]) if words[:1] == ["layer"] else view.name
 
 
 def _by_view(views: Sequence[View], edges: np.ndarray) -> np.ndarray:

@@ -7,7 +7,7 @@ from decimal import ROUND_HALF_UP, Context, Decimal
 
 from kvviz.memory.finding import Finding
 from kvviz.memory.view import View
-from kvviz.show.bytemap import STATES, ByteMap, ByteRun, Part
+from kvviz.show.bytemap import STATES, ByteMap, ByteRun, Part, layer_of
 from kvviz.show.palette import FIXED, HUES, Entry, Style, owned
 from kvviz.show.pointing import shows
 
@@ -22,15 +22,16 @@ MOST_WRITERS = 6
 """Writers of one byte that are named; the others are counted."""
 
 
-def hue_key(part: Part) -> int | str:
-    """What a part's colour stands for: its layer, or the view if its name says none."""
-    return part.view if part.layer is None else part.layer
+def hue_key(view: str) -> int | str:
+    """What a view's colour stands for: its layer, or the view itself if its name says none."""
+    layer = layer_of(view)
+    return view if layer is None else layer
 
 
 def hues_of(records: Iterable[ByteMap]) -> dict[int | str, int]:
     """Hue number of each layer (its own number), and behind them of views that name no layer, as they appear."""
     owners = [run.owner for record in records for run in record.runs if run.owner]
-    keys = dict.fromkeys(hue_key(part) for part in owners)
+    keys = dict.fromkeys(hue_key(part.view) for part in owners)
     others = [key for key in keys if isinstance(key, str)]
     behind = max((key for key in keys if isinstance(key, int)), default=-1) + 1
     return {key: behind + others.index(key) if isinstance(key, str) else key for key in keys}
@@ -40,17 +41,17 @@ def style_of(run: ByteRun, hues: Mapping[int | str, int]) -> Style:
     """How a run is drawn: by its state, or where all is right by its owner."""
     if run.state in FIXED:
         return FIXED[run.state]
-    return owned(hues[hue_key(run.owner)], run.owner.role, run.owner.half)
+    return owned(hues[hue_key(run.owner.view)], run.owner.role, run.owner.half)
 
 
 def entries(records: Iterable[ByteMap], hues: Mapping[int | str, int]) -> list[Entry]:
     """The legend: the hues that occur with what each shade is, then the states that occur."""
     runs = [run for record in records for run in record.runs]
-    seen = dict.fromkeys(hue_key(run.owner) for run in runs if run.owner)
+    seen = dict.fromkeys(hue_key(run.owner.view) for run in runs if run.owner)
     shades: dict[int, set[tuple[str, str]]] = {}
     for run in runs:
         if run.state == "right":
-            hue = hues[hue_key(run.owner)] % len(HUES)
+            hue = hues[hue_key(run.owner.view)] % len(HUES)
             shades.setdefault(hue, set()).add((run.owner.role, run.owner.half))
     made = []
     for hue, found in sorted(shades.items()):

@@ -94,7 +94,7 @@
     frameBar() {
       const box = element("label", ""), slider = element("input", "", { type: "range", min: "0", max: String(this.frames.length), value: "0" });
       const name = element("span", "");
-      const tell = () => { name.textContent = ` ${this.frame ? this.frames[this.frame - 1][0] : this.before}`; };
+      const tell = () => { name.textContent = ` ${this.frame ? this.frames[this.frame - 1][0] : "before"}`; };
       slider.setAttribute("aria-label", "step through the writes");
       on(slider, "input", () => { this.frame = Number(slider.value); tell(); this.draw(); this.say(); if (this.hover !== null) this.fill(describe(this, this.hover)); });
       tell();
