@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from kvviz.engine.blocks import BlockError, BlockPool
-from kvviz.memory.buffers import KVCache, check_fits
+from kvviz.memory.buffers import KVCache, block_runs, check_fits
 
 
 class TransferError(RuntimeError):
@@ -93,6 +93,7 @@ class Offloader:
                 f"a width of {self.width_bytes} bytes is not a page's content of {content}: the last "
                 f"{content - self.width_bytes} bytes of every page, data and scales, would stay behind"
             )
+        self._runs = [block_runs(kv) for kv in cache.kv_caches]
         self.pieces_of = [self._pieces(block) for block in range(cache.spec.num_blocks)]
         self.block_bytes = sum(piece.stop - piece.start for piece in self.pieces_of[0])
         check_fits(num_host_blocks * self.block_bytes, "cpu")
@@ -191,20 +192,14 @@ class Offloader:
         return pieces
 
     def _page_runs(self, layer: int, block: int) -> list[tuple[int, int, int]]:
-        """``(storage, start, stop)`` of the bytes of a page that are copied, read off the layer's strides."""
-        kv, storage = self.cache.kv_caches[layer], layer if len(self.cache.storages) > 1 else 0
-        unit = kv.element_size()
-        length, starts = unit, [(kv.storage_offset() + block * kv.stride(0)) * unit]
-        for step, size in sorted(zip(kv.stride()[1:], kv.shape[1:], strict=True)):
-            if step * unit == length and len(starts) == 1:
-                length *= size
-            else:
-                starts = [start + i * step * unit for start in starts for i in range(size)]
-        if len(starts) > 1:
-            if self.width_bytes != self.cache.spec.content_page_size_bytes:
-                raise ValueError(
-                    f"a page of layout {self.cache.layout.name} is {len(starts)} runs of bytes: it has no width of "
-                    f"{self.width_bytes} bytes"
-                )
-            return [(storage, start, start + length) for start in sorted(starts)]
-        return [(storage, starts[0], starts[0] + self.width_bytes)]
+        """``(storage, start, stop)`` of the bytes of a page that are copied."""
+        storage, (runs, length) = layer if len(self.cache.storages) > 1 else 0, self._runs[layer]
+        starts = runs[block].tolist()
+        if len(starts) == 1:
+            return [(storage, starts[0], starts[0] + self.width_bytes)]
+        if self.width_bytes != self.cache.spec.content_page_size_bytes:
+            raise ValueError(
+                f"a page of layout {self.cache.layout.name} is {len(starts)} runs of bytes: it has no width of "
+                f"{self.width_bytes} bytes"
+            )
+        return [(storage, start, start + length) for start in starts]

@@ -4,6 +4,7 @@ import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import psutil
 import torch
 
@@ -139,6 +140,24 @@ def _layer_view(storage: torch.Tensor, spec: CacheSpec, layout: Layout, strides:
         order = "BKNHC"
     view = storage.as_strided([sizes[a] for a in order], [strides[a] for a in order], offset)
     return view.view(torch.bfloat16) if spec.kv_cache_dtype == "bfloat16" else view
+
+
+def block_runs(kv: torch.Tensor) -> tuple[np.ndarray, int]:
+    """Where a layer's blocks lie, read off the strides of its view; ``meta`` tensors will do.
+
+    Returns:
+        First bytes of the runs of each block in its storage, int64 ``(num_blocks, runs)``, ascending within a block,
+        and the length of every run in bytes.
+    """
+    unit = length = kv.element_size()
+    starts = np.zeros(1, np.int64)
+    for step, size in sorted(zip(kv.stride()[1:], kv.shape[1:], strict=True)):
+        if step * unit == length and len(starts) == 1:
+            length *= size
+        else:
+            starts = (starts[:, None] + np.arange(size) * (step * unit)).ravel()
+    blocks = (np.arange(kv.shape[0]) * kv.stride(0) + kv.storage_offset()) * unit
+    return blocks[:, None] + np.sort(starts), length
 
 
 def check_fits(nbytes: int, device: str | torch.device) -> None:

@@ -8,11 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from kvviz.memory.buffers import KVCache
+from kvviz.memory.buffers import KVCache, block_runs
 from kvviz.show.canvas import (
     BODY,
     SMALL,
@@ -56,7 +55,7 @@ def stripes(cache: KVCache) -> dict[str, tuple[Stripe, ...]]:
     """
     found: dict[str, list[Stripe]] = {}
     for layer, kv in enumerate(cache.kv_caches):
-        starts, length = _block_runs(kv)
+        starts, length = block_runs(kv)
         if starts.size * len(cache.kv_caches) > MAX_RUNS:
             raise ValueError(
                 f"the {len(cache.kv_caches)} layers lie in {starts.size} runs of bytes each, too many to draw "
@@ -66,20 +65,6 @@ def stripes(cache: KVCache) -> dict[str, tuple[Stripe, ...]]:
         for block, firsts in enumerate(starts.tolist()):
             mine += [Stripe(layer, block, first, first + length) for first in sorted(firsts)]
     return {name: _joined(mine) for name, mine in found.items()}
-
-
-def _block_runs(kv) -> tuple[np.ndarray, int]:
-    """First bytes of the runs of each block, ``(num_blocks, runs)``, and the length of a run: bytes of one layer."""
-    length = kv.element_size()
-    starts = np.zeros(1, np.int64)
-    for step, size in sorted(zip(kv.stride()[1:], kv.shape[1:], strict=True)):
-        step *= kv.element_size()
-        if step == length and len(starts) == 1:
-            length *= size
-        else:
-            starts = (starts[:, None] + np.arange(size) * step).ravel()
-    blocks = np.arange(kv.shape[0]) * kv.stride(0) * kv.element_size()
-    return blocks[:, None] + starts + kv.storage_offset() * kv.element_size(), length
 
 
 def _joined(found: list[Stripe]) -> tuple[Stripe, ...]:

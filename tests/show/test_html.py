@@ -14,6 +14,7 @@ from PIL import Image
 
 from kvviz.memory.audit import audit_scales
 from kvviz.memory.buffers import allocate
+from kvviz.memory.codes import decode
 from kvviz.memory.spec import CacheSpec
 from kvviz.memory.view import Storage, View
 from kvviz.show.bytemap import STATES, byte_map
@@ -21,7 +22,7 @@ from kvviz.show.html import MapView, clipped
 from kvviz.show.overview import overview
 from kvviz.show.palette import FIXED, HUES, rgb
 from kvviz.show.text import letter
-from kvviz.show.words import describe, hues_of, style_of
+from kvviz.show.words import codes_of, describe, hues_of, style_of
 
 EVERY = "n => {{ const m = document.querySelector('canvas').kvviz; return [...Array(n).keys()].map(m.{}) }}"
 """What the map says of each of its first n bytes."""
@@ -313,3 +314,20 @@ def test_steps_are_told_in_words():
     for told in (view.text, view.alt_text):
         assert "Then layer 0 writes: 4 bytes lie in stretches that changed, the first of bytes [10, 14)" in told
         assert "Then nobody writes: 0 bytes" in told
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_codes_are_those_of_the_reference(mode):
+    """The map decodes without torch; the reference of the kernels must say the same of every byte."""
+    scale = (
+        torch.tensor(1.0) if not mode.startswith("int4") else torch.tensor([0x3F800000]).int().view(torch.float32)[0]
+    )
+    values = torch.arange(256, dtype=torch.uint8)
+    said = torch.tensor([codes_of(mode, value) for value in range(256)], dtype=torch.float32).flatten()
+    if mode.startswith("int4"):
+        expected = torch.stack([values & 15, values >> 4], 1).flatten().float()
+        decoded = decode(values, scale, mode)
+        assert torch.allclose(decoded.norm(), said.norm(), rtol=1e-5)  # a rotation keeps lengths
+    else:
+        expected = decode(values, scale, mode)
+    assert torch.equal(said.nan_to_num(-1.0), expected.float().nan_to_num(-1.0))
