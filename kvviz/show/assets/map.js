@@ -293,7 +293,8 @@
     group.push(new ByteMap(m, node, group));
     every.push(group[group.length - 1]);
   });
-  const redraw = () => every.forEach((map) => map.draw());
+  // JupyterLab hides its page while a theme changes, and a hidden map is not drawn: the next frame has it back.
+  const redraw = () => requestAnimationFrame(() => every.forEach((map) => map.draw()));
   const themes = new MutationObserver(redraw);
   for (const node of [document.documentElement, document.body]) {
     themes.observe(node, { attributes: true, attributeFilter: ["data-jp-theme-light", "data-theme", "class"] });
