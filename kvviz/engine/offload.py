@@ -35,27 +35,34 @@ class Transfer:
     def __init__(self, offloader: "Offloader", keys: Sequence[str], blocks: Sequence[int], to_host: bool) -> None:
         self._offloader, self.keys, self.blocks, self.to_host = offloader, tuple(keys), tuple(blocks), to_host
         offloader.pool.in_flight.update(blocks)
-        self._work: Future | None = offloader._executor.submit(offloader._copy_all, self)
+        offloader._transfers.append(self)
+        self._work: Future = offloader._executor.submit(offloader._copy_all, self)
 
     def wait(self) -> None:
         """Return when every copy has arrived.
 
         Raises:
-            TransferError: one did not. Stored blocks are then not known to the host pool, and restored ones not to
-                the prefix cache; whatever was stored before stays.
+            TransferError: one did not, each time that this is called. Stored blocks are then not known to the host
+                pool, and restored ones not to the prefix cache; whatever was stored before stays.
         """
-        if self._work is None:
-            return
-        work, self._work = self._work, None
-        try:
-            work.result()
-        except Exception as error:
-            self._offloader._ended(self, arrived=False)
+        error = self._work.exception()  # an interrupt leaves the transfer in flight: wait again
+        if self in self._offloader._transfers:
+            self._offloader._ended(self, arrived=error is None)
+        if error is not None:
             where = "to host memory" if self.to_host else "back from host memory"
             raise TransferError(
-                f"the transfer of blocks {list(self.blocks)} {where} failed midway ({error}): these blocks are not used"
+                f"the transfer of blocks {list(self.blocks)} {where} failed midway ({error}): these blocks are not "
+                f"used, repeat it or compute them"
             ) from error
-        self._offloader._ended(self, arrived=True)
+
+
+def check_pool(cache: KVCache, pool: BlockPool) -> None:
+    """Raise ValueError if a pool is not of the size of a cache."""
+    if pool.num_blocks != cache.spec.num_blocks:
+        raise ValueError(
+            f"the pool has {pool.num_blocks} blocks and the cache {cache.spec.num_blocks}: "
+            f"build the pool with BlockPool({cache.spec.num_blocks})"
+        )
 
 
 class Offloader:
@@ -69,7 +76,8 @@ class Offloader:
         check_width: False copies any width, as the bug did.
 
     Raises:
-        ValueError: a width that is not the content, or one of pages that are not one run of bytes.
+        ValueError: a pool of another size, a number of host blocks below 0, a width that leaves some of the content
+            behind or exceeds the page, or any width but the content of pages that are not one run of bytes.
         MemoryError: host memory has no room.
     """
 
@@ -82,6 +90,10 @@ class Offloader:
         width_bytes: int | None = None,
         check_width: bool = True,
     ) -> None:
+        check_pool(cache, pool)
+        for name, value in (("num_host_blocks", num_host_blocks), ("width_bytes", width_bytes)):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+                raise ValueError(f"{name} must be an integer of at least 0, not {value!r}")
         content = cache.spec.content_page_size_bytes
         self.cache, self.pool, self.width_bytes = cache, pool, content if width_bytes is None else width_bytes
         if not 0 < self.width_bytes <= cache.spec.page_size_bytes:
@@ -102,19 +114,26 @@ class Offloader:
         self._stream = torch.cuda.Stream(cache.storages[0].device) if on_gpu else None
         self._slots: dict[str, int] = {}
         self._free_slots = list(range(num_host_blocks))
+        self._transfers: list[Transfer] = []
         self._executor = ThreadPoolExecutor(1)
 
     @property
     def stored(self) -> frozenset[str]:
-        """Hashes of the blocks that lie in host memory."""
-        return frozenset(self._slots)
+        """Hashes of the blocks that lie in host memory; those that are still on their way there do not yet."""
+        return frozenset(self._slots) - self._moving(True)
 
     def store(self, keys: Sequence[str], blocks: Sequence[int]) -> Transfer:
         """Begin to copy blocks to host memory, each under the hash of its prefix; known hashes are left out.
 
         Raises:
-            BlockError: host memory is too small; nothing is copied then.
+            BlockError: host memory is too small, a block is in flight or none of the cache's, a hash is on its way
+                already, or something is given twice; nothing is copied then.
         """
+        self._check(keys, blocks)
+        if len(set(keys)) < len(keys):
+            twice = next(key for key in keys if keys.count(key) > 1)
+            raise BlockError(f"the hash {twice[:12]}... is given twice: name each block once")
+        self._check_arrived(keys)
         new = {key: block for key, block in zip(keys, blocks, strict=True) if key not in self._slots}
         if len(new) > len(self._free_slots):
             raise BlockError(
@@ -127,37 +146,79 @@ class Offloader:
         return Transfer(self, list(new), list(new.values()), to_host=True)
 
     def restore(self, keys: Sequence[str], blocks: Sequence[int]) -> Transfer:
-        """Begin to copy stored blocks into ``blocks`` of the cache, which a request must hold.
+        """Begin to copy stored blocks into ``blocks`` of the cache, which the caller holds or which are free.
 
-        The prefix cache knows them when the transfer has ended.
+        The prefix cache knows them when the transfer has ended; free ones are then kept for their prefix.
 
         Raises:
-            BlockError: a block was never stored, or is in flight; nothing is copied then.
+            BlockError: a block was never stored or has not arrived, a block is in flight, none of the cache's, given
+                twice, or kept for another prefix; nothing is copied then.
         """
+        self._check(keys, blocks)
+        self._check_arrived(keys)
         for key in keys:
             if key not in self._slots:
                 raise BlockError(f"the block of hash {key[:12]}... was never stored: compute it instead")
-        if len(keys) != len(blocks):
-            raise BlockError(f"{len(keys)} stored blocks cannot be restored into {len(blocks)} blocks")
+        self.pool.check_names(keys, blocks)
         self._claim(blocks)
         return Transfer(self, keys, blocks, to_host=False)
 
     def drop(self, keys: Sequence[str]) -> None:
-        """Forget stored blocks and reuse their room."""
+        """Forget stored blocks and reuse their room.
+
+        Raises:
+            BlockError: a hash was never stored, or is given twice, or its block is being moved; nothing is forgotten
+                then.
+        """
+        moving, seen = self._moving(True) | self._moving(False), set()
+        for key in keys:
+            if key not in self._slots or key in seen:
+                why = "is given twice" if key in seen else "was never stored"
+                raise BlockError(f"the block of hash {key[:12]}... {why}: drop what is stored, and once")
+            if key in moving:
+                raise BlockError(f"the block of hash {key[:12]}... is in flight: wait for its transfer first")
+            seen.add(key)
         for key in keys:
             self._free_slots.append(self._slots.pop(key))
+
+    def wait_all(self) -> None:
+        """Wait for everything in flight. Raises the first TransferError, when all have ended."""
+        failed = []
+        for transfer in tuple(self._transfers):
+            try:
+                transfer.wait()
+            except TransferError as error:
+                failed.append(error)
+        if failed:
+            raise failed[0]
+
+    def _check(self, keys: Sequence[str], blocks: Sequence[int]) -> None:
+        self.pool.check(blocks)
+        if len(keys) != len(blocks):
+            raise BlockError(f"{len(keys)} hashes cannot name {len(blocks)} blocks: give one hash a block")
+
+    def _check_arrived(self, keys: Sequence[str]) -> None:
+        for key in self._moving(True).intersection(keys):
+            raise BlockError(f"the block of hash {key[:12]}... is on its way to host memory: wait for it first")
 
     def _claim(self, blocks: Sequence[int]) -> None:
         busy = sorted(self.pool.in_flight & set(blocks))
         if busy:
             raise BlockError(f"blocks {busy} are in flight already: wait for their transfer first")
 
+    def _moving(self, to_host: bool) -> frozenset[str]:
+        return frozenset(key for transfer in self._transfers if transfer.to_host == to_host for key in transfer.keys)
+
     def _ended(self, transfer: Transfer, arrived: bool) -> None:
+        self._transfers.remove(transfer)
         self.pool.in_flight.difference_update(transfer.blocks)
         if transfer.to_host and not arrived:
             self.drop(transfer.keys)
         if not transfer.to_host and arrived:
             self.pool.keep(transfer.keys, transfer.blocks)
+        if not transfer.to_host and not arrived:
+            for block in transfer.blocks:
+                self.pool.forget(block)
 
     def _copy_all(self, transfer: Transfer) -> None:
         """Runs beside the engine; on a GPU behind everything that was launched before, on a stream of its own."""
@@ -165,11 +226,13 @@ class Offloader:
             for key, block in zip(transfer.keys, transfer.blocks, strict=True):
                 self._copy_block(self._slots[key], block, transfer.to_host)
             return
-        with torch.cuda.stream(self._stream):
-            self._stream.wait_stream(torch.cuda.default_stream(self._stream.device))
-            for key, block in zip(transfer.keys, transfer.blocks, strict=True):
-                self._copy_block(self._slots[key], block, transfer.to_host)
-        self._stream.synchronize()
+        try:
+            with torch.cuda.stream(self._stream):
+                self._stream.wait_stream(torch.cuda.default_stream(self._stream.device))
+                for key, block in zip(transfer.keys, transfer.blocks, strict=True):
+                    self._copy_block(self._slots[key], block, transfer.to_host)
+        finally:  # copies launched before one that failed may still run, and their room is given away next
+            self._stream.synchronize()
 
     def _copy_block(self, slot: int, block: int, to_host: bool) -> None:
         for piece in self.pieces_of[block]:

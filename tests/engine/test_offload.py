@@ -1,6 +1,8 @@
 """Blocks to host memory and back: every byte of theirs, no other, in the pieces that the layout has."""
 
+import contextlib
 import threading
+from concurrent.futures import Future
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from kvviz.engine.offload import Offloader, TransferError
 from kvviz.memory.buffers import allocate
 from kvviz.memory.layout import LAYOUTS
 from kvviz.memory.spec import CacheSpec
+from tests.engine.test_blocks import assert_whole
 
 L, B = 3, 5
 PIECES = {
@@ -99,7 +102,7 @@ def test_the_narrow_width_loses_the_end_of_every_page():
         (lambda c, p, o: o.restore(["never"], [0]), "the block of hash never... was never stored"),
         (
             lambda c, p, o: (o.store("a", [0]).wait(), o.restore("a", [0, 1])),
-            "1 stored blocks cannot be restored into 2",
+            "1 hashes cannot name 2 blocks",
         ),
         (lambda c, p, o: Offloader(c, p, 1, width_bytes=256), "256 bytes is not a page's content of 320: the last 64"),
         (lambda c, p, o: Offloader(c, p, 1, width_bytes=500), "a page is 320 bytes long: 500 of them cannot"),
@@ -187,3 +190,216 @@ def test_a_store_that_fails_midway_is_not_known_and_loses_nothing(monkeypatch):
     offloader.store(["y", "z"], blocks[1:]).wait()
     offloader.drop(["x"])
     assert offloader.stored == {"y", "z"} and len(offloader._free_slots) == 2
+
+
+def assert_sound(offloader) -> None:
+    """Pool and host memory are whole, and in flight is what a transfer moves."""
+    assert_whole(offloader.pool)
+    assert sorted([*offloader._slots.values(), *offloader._free_slots]) == list(range(len(offloader.host)))
+    moved = {block for transfer in offloader._transfers for block in transfer.blocks}
+    assert offloader.pool.in_flight == moved
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda o: o.store(["y"], [B]), "block 5 is none of the pool's 0 to 4"),
+        (lambda o: o.store(["y"], [-1]), "block -1 is none of the pool's 0 to 4"),
+        (lambda o: o.store(["y"], [True]), "block True is none of the pool's"),
+        (lambda o: o.store(["y"], [torch.tensor(1)]), r"block tensor\(1\) is none of the pool's"),
+        (lambda o: o.store(["y", "z"], [1]), "2 hashes cannot name 1 blocks"),
+        (lambda o: o.store(["y", "z"], [1, 1]), "block 1 is given twice"),
+        (lambda o: o.store(["y", "y"], [1, 2]), "the hash y... is given twice"),
+        (lambda o: o.restore(["x"], [-1]), "block -1 is none of the pool's 0 to 4"),
+        (lambda o: o.restore(["x"], [B]), "block 5 is none of the pool's 0 to 4"),
+        (lambda o: o.restore(["x", "x"], [1, 1]), "block 1 is given twice"),
+        (lambda o: o.restore(["x"], [4]), "block 4 is kept for the prefix kept... and cannot hold x... too"),
+        (lambda o: o.drop(["x", "never"]), "the block of hash never... was never stored"),
+        (lambda o: o.drop(["x", "x"]), "the block of hash x... is given twice"),
+    ],
+)
+def test_a_hostile_call_moves_nothing_and_loses_nothing(call, said):
+    cache, pool, offloader = setting()
+    pool.keep(["kept"], [4])
+    pool.allocate(2, "a")
+    offloader.store(["x"], [0]).wait()
+    host, before = offloader.host.clone(), [storage.cpu().clone() for storage in cache.storages]
+    with pytest.raises(BlockError, match=said):
+        call(offloader).wait()
+    assert_sound(offloader)
+    assert offloader.stored == {"x"} and torch.equal(offloader.host, host) and pool.cached(["kept"]) == (4,)
+    assert all(torch.equal(storage.cpu(), old) for storage, old in zip(cache.storages, before, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("count", "more", "said"),
+    [
+        (-1, {}, "num_host_blocks must be an integer of at least 0, not -1"),
+        (1.5, {}, "num_host_blocks must be an integer of at least 0, not 1.5"),
+        (1, {"width_bytes": 320.0}, "width_bytes must be an integer of at least 0, not 320.0"),
+        (1, {"width_bytes": -320}, "width_bytes must be an integer of at least 0, not -320"),
+        (1, {"width_bytes": 0}, "a page is 320 bytes long: 0 of them cannot"),
+    ],
+)
+def test_sizes_that_are_none(count, more, said):
+    with pytest.raises(ValueError, match=said):
+        Offloader(filled("NHD"), BlockPool(B), count, **more)
+
+
+def test_a_pool_of_another_size():
+    with pytest.raises(ValueError, match=r"the pool has 6 blocks and the cache 5: build the pool with BlockPool\(5\)"):
+        Offloader(filled("NHD"), BlockPool(6), 1)
+
+
+def test_nothing_is_moved_at_once_and_host_memory_may_have_no_room_at_all():
+    _, _, offloader = setting(host_blocks=0)
+    offloader.store([], []).wait()
+    offloader.restore([], []).wait()
+    offloader.drop([])
+    with pytest.raises(BlockError, match="1 blocks are to be stored and host memory has room for 0 of its 0"):
+        offloader.store(["x"], [0])
+    assert_sound(offloader)
+
+
+def test_a_block_on_its_way_out_is_not_stored_yet(monkeypatch):
+    """Its store may still fail, and what was read of it would be garbage under a good hash."""
+    cache, pool, offloader = setting()
+    pool.allocate(3, "a")
+    gate = held_back(offloader, monkeypatch)
+    transfer = offloader.store(["x"], [0])
+    assert offloader.stored == frozenset()
+    for call in (
+        lambda: offloader.restore(["x"], [1]),
+        lambda: offloader.store(["x"], [2]),
+        lambda: offloader.drop(["x"]),
+    ):
+        with pytest.raises(BlockError, match="hash x... is (on its way|in flight).*wait for i"):
+            call()
+        assert_sound(offloader)
+    gate.set()
+    transfer.wait()
+    assert offloader.stored == {"x"}
+    assert_sound(offloader)
+
+
+def test_room_is_not_given_away_while_it_is_read(monkeypatch):
+    cache, pool, offloader = setting(host_blocks=1)
+    pool.allocate(3, "a")
+    offloader.store(["x"], [0]).wait()
+    gate = held_back(offloader, monkeypatch)
+    transfer = offloader.restore(["x"], [1])
+    with pytest.raises(BlockError, match="hash x... is in flight: wait for its transfer"):
+        offloader.drop(["x"])
+    gate.set()
+    transfer.wait()
+    offloader.drop(["x"])
+    assert offloader.stored == frozenset()
+    assert_sound(offloader)
+
+
+def test_a_restored_block_that_nobody_holds_is_kept_and_given_to_one_request():
+    cache, pool, offloader = setting()
+    offloader.store(["x"], [0]).wait()
+    offloader.restore(["x"], [3]).wait()
+    assert_sound(offloader)
+    pool.hold(pool.cached(["x"]), "a")
+    assert pool.held_by("a") == (3,) and 3 not in pool.allocate(pool.num_free_blocks, "b")
+    assert_sound(offloader)
+
+
+def test_a_free_block_that_is_being_stored_is_not_given_away(monkeypatch):
+    cache, pool, offloader = setting()
+    gate = held_back(offloader, monkeypatch)
+    transfer = offloader.store(["x"], [0])
+    assert 0 not in pool.allocate(pool.num_free_blocks, "a")
+    gate.set()
+    transfer.wait()
+    assert pool.allocate(1, "b") == (0,)
+    assert_sound(offloader)
+
+
+def test_a_transfer_that_failed_says_so_each_time(monkeypatch):
+    cache, pool, offloader = setting()
+    fails_after(offloader, monkeypatch, 1)
+    transfer = offloader.store(["x", "y"], [0, 1])
+    for _ in range(2):
+        with pytest.raises(TransferError, match="failed midway"):
+            transfer.wait()
+        assert offloader.stored == frozenset()
+        assert_sound(offloader)
+
+
+@pytest.mark.parametrize("thrown", [KeyboardInterrupt, SystemExit, MemoryError])
+def test_whatever_ends_a_copy_ends_the_transfer(thrown, monkeypatch):
+    cache, pool, offloader = setting()
+
+    def end(*call):
+        raise thrown
+
+    monkeypatch.setattr(offloader, "_copy_block", end)
+    with pytest.raises(TransferError, match="failed midway"):
+        offloader.store(["x"], [0]).wait()
+    assert_sound(offloader)
+
+
+def test_an_interrupted_wait_can_be_repeated(monkeypatch):
+    cache, pool, offloader = setting()
+    transfer = offloader.store(["x"], [0])
+
+    def interrupted(self, timeout=None):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        for name in ("result", "exception"):
+            patch.setattr(Future, name, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            transfer.wait()
+    assert pool.in_flight == {0} and not offloader.stored
+    transfer.wait()
+    assert offloader.stored == {"x"}
+    assert_sound(offloader)
+
+
+def test_a_known_block_whose_restore_fails_is_known_no_longer(monkeypatch):
+    cache, pool, offloader = setting()
+    blocks = pool.allocate(2, "a")
+    pool.keep(["x", "y"], blocks)
+    offloader.store(["x", "y"], blocks).wait()
+    pool.free(blocks[1:], "a")
+    fails_after(offloader, monkeypatch, 1)
+    with pytest.raises(TransferError, match="failed midway"):
+        offloader.restore(["x", "y"], blocks).wait()
+    assert pool.cached(["y"]) == () and pool._prefix == {} and offloader.stored == {"x", "y"}
+    assert_sound(offloader)
+
+
+def test_all_transfers_can_be_waited_for(monkeypatch):
+    cache, pool, offloader = setting()
+    fails_after(offloader, monkeypatch, 1)
+    for key, block in (("x", 0), ("y", 1), ("z", 2)):
+        offloader.store([key], [block])
+    with pytest.raises(TransferError, match=r"blocks \[1\]"):
+        offloader.wait_all()
+    assert offloader.stored == {"x"} and not pool.in_flight
+    offloader.wait_all()
+    assert_sound(offloader)
+
+
+def test_a_gpus_earlier_copies_end_before_their_room_is_given_away(monkeypatch):
+    class Stream:
+        device, ended = "cuda", False
+
+        def wait_stream(self, other):
+            """Nothing was launched before."""
+
+        def synchronize(self):
+            self.ended = True
+
+    cache, pool, offloader = setting()
+    offloader._stream = Stream()
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "default_stream", lambda device: None)
+    fails_after(offloader, monkeypatch, 1)
+    with pytest.raises(TransferError):
+        offloader.store(["x", "y"], [0, 1]).wait()
+    assert offloader._stream.ended
