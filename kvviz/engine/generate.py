@@ -88,11 +88,13 @@ class GroupedBackend:
     """Layers in several KV cache groups, each with blocks of its own: layer ``i`` belongs to group ``i % len(groups)``.
 
     Raises:
-        ValueError: two groups name the same block of a cache.
+        ValueError: no groups, or two that name the same block of a cache.
     """
 
     def __init__(self, groups: Sequence[PagedBackend]) -> None:
         self.groups = tuple(groups)
+        if not self.groups:
+            raise ValueError("no groups at all: give one backend a KV cache group")
         taken = [block for group in self.groups for block in group.blocks]
         if len({group.cache for group in self.groups}) == 1 and len(set(taken)) < len(taken):
             raise ValueError("two groups name the same block: a block belongs to one group at a time")

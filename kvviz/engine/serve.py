@@ -1,12 +1,13 @@
 """Several requests over one cache: blocks from one pool, tokens in turn, prefixes and offloaded blocks used again."""
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvviz.engine.blocks import BlockPool, block_hashes
 from kvviz.engine.generate import Generation, PagedBackend, tokens
 from kvviz.engine.model import LanguageModel
-from kvviz.engine.offload import Offloader
+from kvviz.engine.offload import Offloader, TransferError, check_pool
 from kvviz.memory.buffers import KVCache, ScaleViews
 
 
@@ -37,6 +38,9 @@ class Engine:
         chunk: prefill this many tokens a forward pass; default all that are left. With the block size, a prompt whose
             first blocks were found goes through passes of the same sizes as one that is computed from its beginning,
             so that both give the same logits to the bit.
+
+    Raises:
+        ValueError: a pool of another size than the cache, or an offloader of another cache or pool.
     """
 
     model: LanguageModel
@@ -46,19 +50,62 @@ class Engine:
     offloader: Offloader | None = None
     chunk: int | None = None
 
+    def __post_init__(self) -> None:
+        check_pool(self.cache, self.pool)
+        if self.offloader is not None and (
+            self.offloader.cache is not self.cache or self.offloader.pool is not self.pool
+        ):
+            raise ValueError(
+                "the offloader was built for another cache or another pool: build it with those of this engine"
+            )
+
     def serve(self, requests: Sequence[Request]) -> dict[str, Served]:
         """Answer requests, a token of each in turn, and leave their blocks free or kept for their prefix.
 
         Full blocks of prompt and answer are kept in the prefix cache and, with an offloader, stored in host memory.
 
+        Whatever ends this early (an interrupt too) leaves the requests' blocks free, or kept if they were whole.
+
         Raises:
-            BlockError: the cache has not enough blocks for all of them at once.
+            BlockError: the cache has not enough blocks for all of them at once, or host memory has no room left.
+            ValueError: a request asks for nothing, two have one name, or a name holds blocks already.
+            TransferError: a block did not arrive.
         """
-        started = [self._start(request) for request in requests]
-        running = list(started)
-        while running:
-            running = [one for one in running if one.step()]
-        return {one.request.name: self._finish(one) for one in started}
+        self._check(requests)
+        try:
+            started = [self._start(request) for request in requests]
+            running = list(started)
+            while running:
+                running = [one for one in running if one.step()]
+            return {one.request.name: self._finish(one) for one in started}
+        except BaseException:
+            self._give_back(requests)
+            raise
+
+    def _check(self, requests: Sequence[Request]) -> None:
+        names = [request.name for request in requests]
+        for request in requests:
+            name, size, count = request.name, len(request.prompt), request.max_new_tokens
+            if not size or count < 1:
+                raise ValueError(
+                    f"request {name!r} has nothing to do: a prompt of {size} tokens and {count} new tokens; both must "
+                    f"be at least 1"
+                )
+            if names.count(name) > 1:
+                raise ValueError(f"{names.count(name)} requests have the name {name!r}: give each its own")
+            if self.pool.held_by(name):
+                raise ValueError(
+                    f"request {name!r} holds blocks {list(self.pool.held_by(name))} already: free them, or take "
+                    f"another name"
+                )
+            block_hashes(request.prompt, self.cache.spec.block_size)  # says what is no token id
+
+    def _give_back(self, requests: Sequence[Request]) -> None:
+        if self.offloader is not None:
+            with contextlib.suppress(TransferError):  # what failed is on its way to the caller
+                self.offloader.wait_all()
+        for request in requests:
+            self.pool.free(self.pool.held_by(request.name), request.name)
 
     def _start(self, request: Request) -> "_Running":
         spec = self.cache.spec

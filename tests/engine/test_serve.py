@@ -10,11 +10,12 @@ import torch
 from kvviz.engine.blocks import BlockError, BlockPool, block_hashes
 from kvviz.engine.generate import GroupedBackend, PagedBackend, generate
 from kvviz.engine.mode import device
-from kvviz.engine.offload import Offloader
+from kvviz.engine.offload import Offloader, TransferError
 from kvviz.engine.scenarios import Scenario
 from kvviz.engine.serve import Engine, Request
 from kvviz.memory.buffers import allocate
 from kvviz.memory.spec import CacheSpec
+from tests.engine.test_offload import assert_sound, fails_after
 from tests.engine.tiny import VOCABULARY, tiny_model
 
 BLOCK, BLOCKS = 4, 24
@@ -153,3 +154,113 @@ def test_two_groups_cannot_name_one_block():
     cache = engine("bfloat16", "NHD").cache
     with pytest.raises(ValueError, match="two groups name the same block"):
         GroupedBackend([PagedBackend(cache, None, (0, 1)), PagedBackend(cache, None, (1, 2))])
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ([Request("a", (1, 2), 2), Request("a", (3, 4), 2)], "2 requests have the name 'a': give each its own"),
+        ([Request("a", (), 2)], "request 'a' has nothing to do: a prompt of 0 tokens and 2 new tokens"),
+        ([Request("a", tuple(range(9)), 0)], "a prompt of 9 tokens and 0 new tokens"),
+        ([Request("a", tuple(range(9)), -8)], "a prompt of 9 tokens and -8 new tokens"),
+        ([Request("held", (1, 2), 2)], r"request 'held' holds blocks \[17\] already"),
+        ([Request("a", (1, -2), 2)], "token 1 is -2: token ids are integers from 0 on"),
+        ([Request("a", (1, 2.5), 2)], "token 1 is 2.5"),
+        ([Request("a", tuple(range(90)), 8)], "request 'a' needs 25 blocks and the cache has 24: shorten the request"),
+        (
+            [Request("a", tuple(range(60)), 8), Request("b", tuple(range(60)), 8)],
+            "needs 17 blocks and 6 of 24 are free",
+        ),
+    ],
+)
+def test_requests_that_cannot_be_served_take_nothing(given, said):
+    one = engine(MODES[0], "NHD", host_blocks=2)
+    one.pool._free.sort(key=lambda block: block != 17)
+    one.pool.allocate(1, "held")
+    with pytest.raises(ValueError, match=said):
+        one.serve(given)
+    assert one.pool.num_free_blocks == BLOCKS - 1 and not one.offloader.stored
+    assert_sound(one.offloader)
+
+
+def expected_of(mode: str) -> dict:
+    return {request.name: alone(mode, request).token_ids for request in requests()}
+
+
+def assert_serves(one: Engine) -> None:
+    """It answers as if nothing had happened."""
+    served = one.serve(requests())
+    assert {name: each.generation.token_ids for name, each in served.items()} == expected_of(MODES[1])
+    assert one.pool.num_free_blocks == BLOCKS
+    assert_sound(one.offloader)
+
+
+@pytest.mark.parametrize("thrown", [RuntimeError("the kernel failed"), KeyboardInterrupt()], ids=["error", "interrupt"])
+@pytest.mark.parametrize("passes", [0, 1, 4])
+def test_a_pass_that_fails_gives_every_block_back(thrown, passes, monkeypatch):
+    one = engine(MODES[1], "cross-layer NHD", host_blocks=BLOCKS)
+    forward, left = one.model.forward, [passes]
+
+    def fails(*call):
+        left[0] -= 1
+        if left[0] < 0:
+            raise thrown
+        return forward(*call)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(one.model, "forward", fails)
+        with pytest.raises(type(thrown)):
+            one.serve(requests())
+    assert one.pool.num_free_blocks == BLOCKS and not one.offloader.stored and not one.pool._prefix
+    assert_sound(one.offloader)
+    assert_serves(one)
+
+
+@pytest.mark.parametrize("copies", [0, 1, 3])
+def test_a_store_that_fails_gives_every_block_back(copies, monkeypatch):
+    one = engine(MODES[1], "cross-layer NHD", host_blocks=BLOCKS)
+    with monkeypatch.context() as patch:
+        fails_after(one.offloader, patch, copies)
+        with pytest.raises(TransferError, match="failed midway"):
+            one.serve(requests())
+    assert one.pool.num_free_blocks == BLOCKS
+    assert_sound(one.offloader)
+    assert_serves(one)
+
+
+@pytest.mark.parametrize("copies", [0, 1, 3])
+def test_a_restore_that_fails_is_not_read(copies, monkeypatch):
+    one = engine(MODES[1], "cross-layer NHD", host_blocks=BLOCKS)
+    one.serve(requests())
+    stored = one.offloader.stored
+    one.pool.reset_prefix_cache()
+    for storage in one.cache.storages:
+        storage.fill_(0xAB)
+    with monkeypatch.context() as patch:
+        fails_after(one.offloader, patch, copies)
+        with pytest.raises(TransferError, match="back from host memory failed midway"):
+            one.serve(requests())
+    assert one.pool.num_free_blocks == BLOCKS and one.offloader.stored == stored
+    assert_sound(one.offloader)
+    assert_serves(one)
+
+
+def test_host_memory_without_room_gives_every_block_back():
+    one = engine(MODES[1], "cross-layer NHD", host_blocks=4)
+    with pytest.raises(BlockError, match="4 blocks are to be stored and host memory has room for 1 of its 4"):
+        one.serve([*requests()[:1], *(replace(request, name="again") for request in requests()[1:2])])
+    assert one.pool.num_free_blocks == BLOCKS
+    assert_sound(one.offloader)
+
+
+def test_an_engines_parts_must_belong_together():
+    one, other = engine(MODES[0], "NHD", 1), engine(MODES[0], "NHD", 1)
+    with pytest.raises(ValueError, match="built for another cache or another pool"):
+        replace(one, offloader=other.offloader)
+    with pytest.raises(ValueError, match="the pool has 3 blocks and the cache 24"):
+        replace(one, pool=BlockPool(3), offloader=None)
+
+
+def test_no_groups_at_all():
+    with pytest.raises(ValueError, match="no groups at all"):
+        GroupedBackend([])
