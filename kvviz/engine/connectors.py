@@ -27,8 +27,9 @@ class EngineConfig:
     def __post_init__(self) -> None:
         one_of("kv_cache_dtype", self.kv_cache_dtype, MODES)
         one_of("kv_cache_layout", self.kv_cache_layout, ("NHD", "HND"))
-        if self.num_kv_cache_groups < 1:
-            raise ValueError(f"num_kv_cache_groups must be at least 1, not {self.num_kv_cache_groups}")
+        count = self.num_kv_cache_groups
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise ValueError(f"num_kv_cache_groups must be an integer of at least 1, not {count!r}")
 
     @property
     def is_per_token_head(self) -> bool:
@@ -94,7 +95,7 @@ class MultiConnector:
 
     def prefer_cross_layer_blocks(self, config: EngineConfig) -> bool:
         """All of them, or not."""
-        return all(member.prefer_cross_layer_blocks(config) for member in self.members)
+        return all(_preference(member, config) for member in self.members)
 
 
 @dataclass(frozen=True)
@@ -109,14 +110,28 @@ class Decision:
         return f"{kind}: " + ", ".join(f"{name} {'yes' if held else 'no'}" for name, held in self.conditions)
 
 
+def _preference(connector: KVConnector, config: EngineConfig) -> bool:
+    if isinstance(connector, type) or not callable(getattr(connector, "prefer_cross_layer_blocks", None)):
+        raise TypeError(
+            f"{connector!r} is no connector: give an object with a method prefer_cross_layer_blocks(config)"
+        )
+    answer = connector.prefer_cross_layer_blocks(config)
+    if not isinstance(answer, bool):
+        raise TypeError(f"{connector!r} prefers {answer!r}: prefer_cross_layer_blocks must return True or False")
+    return answer
+
+
 def use_uniform_kv_cache(connector: KVConnector | None, config: EngineConfig, *, gate: bool = False) -> Decision:
     """Decide whether one buffer serves all layers.
 
     Args:
-        connector: None where there is none.
+        connector: None where there is none. What it raises is passed on.
         gate: whether the allocation refuses per-token-head modes whoever asks, as vLLM 0.27.1 does (PR 49226).
+
+    Raises:
+        TypeError: a connector without the method, or one that answers neither True nor False.
     """
-    preferred = connector is not None and bool(connector.prefer_cross_layer_blocks(config))
+    preferred = connector is not None and _preference(connector, config)
     conditions = [
         ("a connector prefers cross-layer blocks", preferred),
         ("one KV cache group", config.num_kv_cache_groups == 1),

@@ -57,8 +57,27 @@ class Scenario:
         """Per-layer or cross-layer, and why."""
         return use_uniform_kv_cache(self.connector, self.config(), gate=self.gate)
 
-    def build(self, sizes: ModelConfig, num_tokens: int, device: str | torch.device, fill: int = 0) -> KVCache:
-        """Allocate a cache for ``num_tokens`` of a model, as the decision says, in the split packing."""
+    def build(
+        self,
+        sizes: ModelConfig,
+        num_tokens: int,
+        device: str | torch.device,
+        fill: int = 0,
+        decision: Decision | None = None,
+    ) -> KVCache:
+        """Allocate a cache for ``num_tokens`` of a model in the split packing, as the decision says.
+
+        Args:
+            decision: one that was taken already, so that the connector is not asked again.
+
+        Raises:
+            ValueError: a block size or a number of tokens or groups below 1, or whatever CacheSpec refuses.
+        """
+        decision = decision or self.decide()
+        if self.block_size < 1 or num_tokens < 1:
+            raise ValueError(
+                f"{num_tokens} tokens in blocks of {self.block_size} cannot be held: both must be at least 1"
+            )
         spec = CacheSpec(
             num_layers=sizes.num_layers,
             num_blocks=-(-num_tokens // self.block_size) * self.num_kv_cache_groups,
@@ -68,11 +87,13 @@ class Scenario:
             kv_cache_dtype=self.kv_cache_dtype,
             tail=self.tail,
         )
-        return allocate(spec, released_layout(self.kv_cache_layout, self.decide().cross_layer), device, fill=fill)
+        return allocate(spec, released_layout(self.kv_cache_layout, decision.cross_layer), device, fill=fill)
 
-    def start(self, model: LanguageModel, num_tokens: int) -> PagedBackend | GroupedBackend:
+    def start(
+        self, model: LanguageModel, num_tokens: int, decision: Decision | None = None
+    ) -> PagedBackend | GroupedBackend:
         """A cache for ``num_tokens`` on the model's device, with its scale views carved and filled with 1.0."""
-        cache = self.build(model.config, num_tokens, model.device)
+        cache = self.build(model.config, num_tokens, model.device, decision=decision)
         scales = cache.ensure_scale_caches(self.carve) if cache.spec.is_per_token_head else None
         if self.num_kv_cache_groups == 1:
             return PagedBackend(cache, scales)
@@ -123,19 +144,27 @@ def run(
         prompt: token ids.
         reference: token ids of a run to compare with.
     """
-    backend = which.start(model, len(prompt) + max_new_tokens)
+    decision = which.decide()
+    backend = which.start(model, len(prompt) + max_new_tokens, decision)
     generation = generate(model, backend, list(prompt), max_new_tokens)
-    return Outcome(which, which.decide(), backend.cache.layout.name, generation, tuple(reference))
+    return Outcome(which, decision, backend.cache.layout.name, generation, tuple(reference))
 
 
 def first_pass_bytes(which: Scenario, model: LanguageModel, prompt: Sequence[int]) -> Comparison:
-    """Predicted and observed bytes of the first forward pass, over all layers: K and V data, and their scales."""
-    geometry = which.build(model.config, len(prompt) + 1, "meta")
+    """Predicted and observed bytes of the first forward pass, over all layers: K and V data, and their scales.
+
+    Raises:
+        ValueError: several KV cache groups, whose tokens lie in different slots, or an empty prompt.
+    """
+    decision = which.decide()
+    if which.num_kv_cache_groups > 1:
+        raise ValueError(f"the bytes of one KV cache group can be compared, not of {which.num_kv_cache_groups}")
+    geometry = which.build(model.config, len(prompt) + 1, "meta", decision=decision)
     claims = geometry.claims(geometry.carve_scales(which.carve)) if geometry.spec.is_per_token_head else ()
     views = [view for view in geometry.owners() if view.role == "data"] + list(claims)
 
     def first_pass(fill: int) -> dict[str, torch.Tensor]:
-        cache = which.build(model.config, len(prompt) + 1, model.device, fill)
+        cache = which.build(model.config, len(prompt) + 1, model.device, fill, decision)
         scales = cache.carve_scales(which.carve) if cache.spec.is_per_token_head else None
         generate(model, PagedBackend(cache, scales), list(prompt), 1)
         return cache.storages_by_name()

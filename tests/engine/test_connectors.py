@@ -159,6 +159,8 @@ def test_a_connector_is_there_even_if_it_looks_false():
         ({"kv_cache_layout": "NDH"}, "'NDH'.*did you mean 'NHD'"),
         ({"num_kv_cache_groups": 0}, "at least 1, not 0"),
         ({"num_kv_cache_groups": -3}, "at least 1, not -3"),
+        ({"num_kv_cache_groups": 1.5}, "at least 1, not 1.5"),
+        ({"num_kv_cache_groups": "2"}, "at least 1, not '2'"),
     ],
 )
 def test_a_config_that_cannot_be(changes, said):
@@ -169,3 +171,26 @@ def test_a_config_that_cannot_be(changes, said):
 @pytest.mark.parametrize("mode", MODES)
 def test_inline_scales_are_those_of_the_three_modes(mode):
     assert EngineConfig(mode).is_per_token_head == (mode in SCALED)
+
+
+@pytest.mark.parametrize("answer", [None, "no", 1])
+def test_an_answer_that_is_neither_yes_nor_no(answer):
+    for connector in (Readers(answer), MultiConnector((Readers(True), Readers(answer)))):
+        with pytest.raises(TypeError, match=f"prefers {answer!r}: prefer_cross_layer_blocks must return True or False"):
+            use_uniform_kv_cache(connector, EngineConfig())
+
+
+@pytest.mark.parametrize("connector", ["OffloadingConnector", OffloadingConnector, True, object()])
+def test_what_is_no_connector(connector):
+    with pytest.raises(TypeError, match="is no connector: give an object with a method prefer_cross_layer_blocks"):
+        use_uniform_kv_cache(connector, EngineConfig())
+
+
+def test_what_a_readers_connector_raises_is_passed_on():
+    class Broken:
+        def prefer_cross_layer_blocks(self, config):
+            raise OSError("no such host")
+
+    for connector in (Broken(), MultiConnector((OffloadingConnector(), Broken()))):
+        with pytest.raises(OSError, match="no such host"):
+            use_uniform_kv_cache(connector, EngineConfig())

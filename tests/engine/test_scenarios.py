@@ -11,6 +11,7 @@ from kvviz.engine.scenarios import SCENARIOS, Outcome, Scenario, first_pass_byte
 from kvviz.memory.buffers import allocate
 from kvviz.memory.spec import CacheSpec
 from tests.engine.test_model import PROMPT, SIZES, load_once, model, plain_run  # noqa: F401
+from tests.engine.tiny import tiny_model
 
 OFFLOADING = OffloadingConnector()
 PER_LAYER = Scenario()
@@ -162,3 +163,42 @@ def test_another_connector_has_the_same_effect():
 def test_the_first_wrong_token_is_counted_from_zero(token_ids, reference, first_wrong):
     outcome = Outcome(PER_LAYER, PER_LAYER.decide(), "NHD", Generation(token_ids, "", ()), reference)
     assert outcome.first_wrong == first_wrong
+
+
+class Fickle:
+    """A connector of the reader's own that says yes once, and then no."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def prefer_cross_layer_blocks(self, config) -> bool:
+        self.asked += 1
+        return self.asked == 1
+
+
+def test_a_run_asks_its_connector_once_and_reports_what_was_allocated():
+    connector = Fickle()
+    outcome = run(Scenario("bfloat16", connector), tiny_model(), [1, 2, 3], 1)
+    assert (outcome.decision.cross_layer, outcome.layout, connector.asked) == (True, "cross-layer NHD", 1)
+    connector = Fickle()
+    assert first_pass_bytes(Scenario("bfloat16", connector), tiny_model(), [1, 2, 3]).equal and connector.asked == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "num_tokens", "said"),
+    [
+        ({"num_kv_cache_groups": 0}, 9, "num_kv_cache_groups must be an integer of at least 1, not 0"),
+        ({"block_size": 0}, 9, "9 tokens in blocks of 0 cannot be held"),
+        ({"block_size": -16}, 9, "9 tokens in blocks of -16 cannot be held"),
+        ({}, 0, "0 tokens in blocks of 16 cannot be held"),
+        ({}, -40, "-40 tokens in blocks of 16 cannot be held"),
+    ],
+)
+def test_sizes_that_cannot_be_built(changes, num_tokens, said):
+    with pytest.raises(ValueError, match=said):
+        Scenario(**changes).build(SIZES, num_tokens, "meta")
+
+
+def test_the_bytes_of_several_groups_are_not_compared():
+    with pytest.raises(ValueError, match="the bytes of one KV cache group can be compared, not of 2"):
+        first_pass_bytes(Scenario("bfloat16", num_kv_cache_groups=2), tiny_model(), [1, 2])
