@@ -6,11 +6,13 @@ the V halves. The store answers both alike. Then the spans of the layers' views 
 registered with the transfer engine, one by one: they overlap, and all but the first are refused.
 
 The store listens on every address of the machine whatever is set. So this script runs itself in a network namespace
-of its own (``unshare``), with nothing but the loopback device. Prints JSON. Needs Linux, util-linux, the library
-libibverbs1 (apt install --no-install-recommends libibverbs1), and:
+of its own (``unshare``), with nothing but the loopback device. If the store's master dies midway, the script says in
+one sentence what had been fetched and ends with exit status 1; no process is left behind. Prints JSON. Needs Linux,
+util-linux, the library libibverbs1 (apt install --no-install-recommends libibverbs1), and:
 pip install mooncake-transfer-engine-non-cuda==0.3.13.post1
 """
 
+import contextlib
 import fcntl
 import importlib.metadata
 import json
@@ -32,6 +34,10 @@ KEY = "a block"
 UP = 1
 SECONDS = 30.0
 """How long the store's master has to start."""
+LONGEST = 150.0
+"""How long all of it may take. A client whose master is gone tries 20 times, for 90 seconds, and hears nobody."""
+BOUND = ("setpriv", "--pdeathsig", "KILL")
+"""Ends a process with the one that started it."""
 
 
 def alone() -> bool:
@@ -52,11 +58,15 @@ def in_a_namespace() -> int:
         "unshare",
         "--net",
         *([] if os.geteuid() == 0 else ["--map-root-user"]),
+        *BOUND,
         sys.executable,
         __file__,
         "--inside",
     ]
-    return subprocess.run(command, check=False).returncode
+    try:
+        return subprocess.run(command, check=False, timeout=LONGEST).returncode
+    except subprocess.TimeoutExpired:
+        sys.exit(f"the store gave no answer for {LONGEST:.0f} seconds and was ended: run the script again")
 
 
 def address(array: np.ndarray) -> int:
@@ -93,8 +103,8 @@ def pieces(buffers: list[np.ndarray], as_laid_out: bool) -> tuple[list[int], lis
     return halves, [PAGE // 2] * (2 * NUM_LAYERS)
 
 
-def stored(cross_layer: np.ndarray) -> dict:
-    """Put the block once and fetch it twice."""
+def stored(cross_layer: np.ndarray, rows: list[dict]) -> dict:
+    """Put the block once and fetch it twice; what was fetched is added to the rows."""
     from mooncake.store import MooncakeDistributedStore
 
     store = MooncakeDistributedStore()
@@ -106,15 +116,18 @@ def stored(cross_layer: np.ndarray) -> dict:
     if store.put_from(KEY, address(cross_layer) + BLOCK * size, size):
         raise RuntimeError("the block could not be stored")
     block = cross_layer[BLOCK * size : (BLOCK + 1) * size].reshape(NUM_LAYERS, PAGE)
-    rows = []
     for reader, as_laid_out in (("page by page, as it was put", True), ("K of all layers, then V", False)):
         places, lengths = pieces(buffers, as_laid_out)
         (answer,) = store.batch_get_into_multi_buffers([KEY], [places], [lengths])
+        if answer != size:
+            raise RuntimeError(f"the block could not be fetched: the store answered {answer}, not its {size} bytes")
         right = sum(bool((buffer == page).all()) for buffer, page in zip(buffers, block, strict=True))
         rows.append(
             {"reader": reader, "answer": answer, "pieces": len(places), "right_pages": right, "pages": NUM_LAYERS}
         )
     size_told = store.get_size(KEY)
+    if size_told != size:
+        raise RuntimeError(f"the store answered {size_told} when it was asked for the size of a block of {size} bytes")
     store.remove(KEY)
     store.close()
     return {"object_bytes": size_told, "rows": rows}
@@ -126,7 +139,7 @@ def master() -> subprocess.Popen:
 
     program = Path(mooncake.__file__).parent / "mooncake_master"
     ports = ["--rpc_address=127.0.0.1", f"--rpc_port={RPC}", "--metrics_host=127.0.0.1", f"--metrics_port={METRICS}"]
-    started = subprocess.Popen([program, *ports], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    started = subprocess.Popen([*BOUND, program, *ports], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + SECONDS
     while time.monotonic() < deadline and started.poll() is None:
         with socket.socket() as probe:
@@ -137,6 +150,29 @@ def master() -> subprocess.Popen:
     raise RuntimeError("the store's master did not start")
 
 
+def watched(server: subprocess.Popen, cross_layer: np.ndarray) -> dict:
+    """What the store and the transfer engine say.
+
+    Raises:
+        SystemExit: the master died before all was said; the message says what had been fetched until then.
+    """
+    rows, before = [], cross_layer.copy()
+    try:
+        found = {"store": stored(cross_layer, rows), "registration": registered(cross_layer)}
+    except RuntimeError:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            server.wait(1)  # its sockets close before it is seen to be dead
+        if server.returncode is None:
+            raise
+    if server.poll() is None:
+        return found
+    state = "is intact" if np.array_equal(cross_layer, before) else "has changed"
+    raise SystemExit(
+        f"the store's master (pid {server.pid}) died with exit code {server.returncode}: {len(rows)} of 2 readers had "
+        f"the block, and the buffer that it was put from {state}; run the script again"
+    )
+
+
 def inside() -> None:
     """What happens in the namespace."""
     if not alone():
@@ -145,10 +181,10 @@ def inside() -> None:
     cross_layer = np.random.default_rng(0).integers(0, 256, NUM_BLOCKS * NUM_LAYERS * PAGE, dtype=np.uint8)
     server = master()
     try:
-        found = {"store": stored(cross_layer), "registration": registered(cross_layer)}
+        found = watched(server, cross_layer)
     finally:
-        server.terminate()
-        server.wait(10)
+        server.kill()  # it keeps nothing
+        server.wait()
     versions = {"python": platform.python_version(), "numpy": np.__version__}
     versions["mooncake"] = importlib.metadata.version("mooncake-transfer-engine-non-cuda")
     print(
@@ -159,9 +195,10 @@ def inside() -> None:
 if __name__ == "__main__":
     if "--inside" in sys.argv:
         inside()
-    elif shutil.which("unshare") is None:
+    elif shutil.which("unshare") is None or shutil.which("setpriv") is None:
         sys.exit(
-            "this needs `unshare` (util-linux): the store listens on every address, and must not on a real network"
+            "this needs `unshare` and `setpriv` (util-linux): the store listens on every address, and must not on a "
+            "real network"
         )
     else:
         sys.exit(in_a_namespace())

@@ -2,8 +2,12 @@
 
 import importlib.util
 import json
+import os
+import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -73,3 +77,237 @@ def test_the_script_runs_where_its_engine_is_installed(module, name):
     done = subprocess.run([sys.executable, ROOT / "benchmarks" / f"{name}.py"], capture_output=True, timeout=200)
     assert done.returncode == 0, done.stderr.decode()
     assert set(recorded(module)) - set(json.loads(done.stdout)) == {"machine", "date", "script"}
+
+
+def killed(pipe) -> None:
+    """Dies at once, as by kill -9."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def killed_when_told(pipe) -> None:
+    """Says something, and dies when it is answered."""
+    pipe.send("here")
+    pipe.recv()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def deaf(pipe) -> None:
+    """Says something, and never listens."""
+    pipe.send("here")
+    time.sleep(600)
+
+
+def obedient(pipe) -> None:
+    """Says something, and ends when it is told to, or when nobody is there to tell."""
+    pipe.send("here")
+    pipe.poll(600)
+
+
+def reading(nixl_blocks, number: int, arrived: bool):
+    """A reading as it is after its first transfer, or in the middle of it, without an engine."""
+    one = nixl_blocks.arrangements()[number]
+    made = nixl_blocks.Reading.__new__(nixl_blocks.Reading)
+    made.one, made.number, made.arrived, made.cache = one, number, arrived, np.zeros(one.nbytes, np.uint8)
+    source = one.block_of(nixl_blocks.content(number, one.nbytes), nixl_blocks.SOURCE)
+    one.block_of(made.cache, nixl_blocks.TARGET)[: None if arrived else 1] = source[: None if arrived else 1]
+    return made
+
+
+def gone(pid: int) -> bool:
+    """Whether a process has ended, within ten seconds; one that only waits to be asked about has."""
+    for _ in range(100):
+        state = Path(f"/proc/{pid}/stat")
+        if not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z":
+            return True
+        time.sleep(0.1)
+    return False
+
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="the scripts need Linux")
+
+
+@linux
+@pytest.mark.parametrize("when", ["before", "during", "after"])
+def test_a_process_that_dies_is_noticed_and_what_had_arrived_is_intact(when):
+    nixl_blocks = script("nixl_blocks")
+    pids = []
+
+    def measure(peer, readings):
+        pids.append(peer.process.pid)
+        assert peer.receive() == "here"
+        readings += [reading(nixl_blocks, 8, True), reading(nixl_blocks, 9, True), reading(nixl_blocks, 10, False)]
+        peer.pipe.send("die")
+        peer.process.join(20)
+        if when == "during":
+            raise RuntimeError("the engine says: disconnected")
+        return ["rows"]
+
+    def dies_before(peer, readings):
+        pids.append(peer.process.pid)
+        peer.receive()
+
+    start, before = time.monotonic(), when == "before"
+    said = rf"the first process \(pid \d+\) died with exit code -9: {0 if before else 2} of 12 blocks had arrived"
+    with pytest.raises(SystemExit, match=f"{said} and are intact; run the script again"):
+        nixl_blocks.beside(killed if before else killed_when_told, dies_before if before else measure)
+    assert gone(pids[0]) and time.monotonic() - start < 30
+
+
+@linux
+def test_a_transfer_that_never_ends_is_given_up_when_its_other_side_is_dead(monkeypatch):
+    class Engine:
+        def transfer(self, handle):
+            return "PROC"
+
+        check_xfer_state = transfer
+
+    nixl_blocks = script("nixl_blocks")
+    monkeypatch.setattr(nixl_blocks, "LONG", 0.1)
+
+    def measure(peer, readings):
+        peer.receive()
+        peer.pipe.send("die")
+        nixl_blocks.transfer(Engine(), None, peer)
+
+    with pytest.raises(SystemExit, match="died with exit code -9: 0 of 12"):
+        nixl_blocks.beside(killed_when_told, measure)
+
+
+@linux
+def test_a_block_that_did_not_stay_is_said(monkeypatch):
+    nixl_blocks = script("nixl_blocks")
+    lost = reading(nixl_blocks, 8, True)
+    lost.cache[:] = 0
+    with pytest.raises(RuntimeError, match="did not arrive as it was"):
+        nixl_blocks.intact([lost])
+
+
+@linux
+def test_other_mistakes_are_passed_on_and_a_deaf_process_is_not_left_behind(monkeypatch):
+    nixl_blocks = script("nixl_blocks")
+    monkeypatch.setattr(nixl_blocks, "GRACE", 0.2)
+    monkeypatch.setattr(nixl_blocks, "LONG", 0.1)
+    pids = []
+
+    def measure(peer, readings):
+        pids.append(peer.process.pid)
+        peer.receive()
+        raise RuntimeError("a mistake of this side")
+
+    for work in (deaf, obedient):
+        with pytest.raises(RuntimeError, match="a mistake of this side"):
+            nixl_blocks.beside(work, measure)
+    monkeypatch.setattr(nixl_blocks, "SECONDS", 0.2)
+    with pytest.raises(TimeoutError, match="the first process said nothing for 0 seconds"):
+        nixl_blocks.beside(deaf, lambda peer, readings: (peer.receive(), pids.append(peer.process.pid), peer.receive()))
+    assert all(gone(pid) for pid in pids)
+
+
+@linux
+def test_the_other_process_ends_when_this_one_is_killed():
+    code = f"""if True:
+        import sys, time
+        sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "benchmarks")!r}]
+        import nixl_blocks
+        from tests.test_benchmarks import obedient
+        peer = nixl_blocks.Peer(obedient)
+        peer.receive()
+        print(peer.process.pid, flush=True)
+        time.sleep(600)"""
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    try:
+        other = int(parent.stdout.readline())
+    finally:
+        parent.kill()
+        parent.wait()
+        parent.stdout.close()
+    assert gone(other)
+
+
+@linux
+@pytest.mark.parametrize("fetched", [0, 1, 2])
+def test_a_master_that_dies_is_noticed(fetched, monkeypatch):
+    """Whatever the store answers then: an error, or a number that is taken for one."""
+    mooncake_store = script("mooncake_store")
+    server = subprocess.Popen(["sleep", "600"])
+
+    def stored(cross_layer, rows):
+        rows += [{}] * fetched
+        server.kill()
+        server.wait()
+        if fetched < 2:
+            raise RuntimeError("the store answered -900")
+        return {}
+
+    monkeypatch.setattr(mooncake_store, "stored", stored)
+    monkeypatch.setattr(mooncake_store, "registered", lambda cross_layer: {})
+    said = rf"the store's master \(pid {server.pid}\) died with exit code -9: {fetched} of 2 readers had the block, and"
+    with pytest.raises(SystemExit, match=f"{said} the buffer that it was put from is intact; run the script again"):
+        mooncake_store.watched(server, np.zeros(8, np.uint8))
+
+
+def test_a_store_that_says_nothing_is_given_up(monkeypatch):
+    mooncake_store = script("mooncake_store")
+
+    def run(command, check, timeout):
+        raise subprocess.TimeoutExpired(command, timeout)
+
+    monkeypatch.setattr(mooncake_store.subprocess, "run", run)
+    with pytest.raises(SystemExit, match="the store gave no answer for 150 seconds and was ended"):
+        mooncake_store.in_a_namespace()
+
+
+KILLS = """if True:
+    import multiprocessing, os, sys, time
+    sys.path.insert(0, {folder!r})
+    os.environ.update(UCX_NET_DEVICES="lo", NIXL_LOG_LEVEL="WARN")
+    import nixl, nixl_blocks
+    real, posts = nixl.nixl_agent.transfer, []
+    def transfer(self, handle):
+        posts.append(handle)
+        if len(posts) == {at}:
+            (other,) = multiprocessing.active_children()
+            os.kill(other.pid, 9)
+            time.sleep({pause})
+        return real(self, handle)
+    nixl.nixl_agent.transfer = transfer
+    nixl_blocks.main()"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("at", "pause", "arrived"), [(1, 0.5, "0"), (6, 0, "[56]"), (700, 0.5, "12")])
+def test_nixls_first_process_is_killed(at, pause, arrived):
+    if importlib.util.find_spec("nixl") is None:
+        pytest.skip("nixl is not installed")
+    code = KILLS.format(folder=str(ROOT / "benchmarks"), at=at, pause=pause)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=200, text=True)
+    assert done.returncode == 1 and not done.stdout and "Traceback" not in done.stderr, done.stderr
+    assert re.search(f"died with exit code -9: {arrived} of 12 blocks had arrived and are intact", done.stderr)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("call", "fetched"), [("put_from", 0), ("batch_get_into_multi_buffers", 0), ("get_size", 2), ("close", 2)]
+)
+def test_mooncakes_master_is_killed(call, fetched):
+    if importlib.util.find_spec("mooncake") is None:
+        pytest.skip("mooncake is not installed")
+    code = f"""if True:
+        import sys
+        sys.path.insert(0, {str(ROOT / "benchmarks")!r})
+        import mooncake_store
+        from mooncake.store import MooncakeDistributedStore as Store
+        master, real, started = mooncake_store.master, Store.{call}, []
+        def starts():
+            started.append(master())
+            return started[0]
+        def dies(self, *rest):
+            started[0].kill()
+            return real(self, *rest)
+        mooncake_store.master, Store.{call} = starts, dies
+        mooncake_store.inside()"""
+    root = [] if os.geteuid() == 0 else ["--map-root-user"]
+    command = ["unshare", "--net", *root, sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, timeout=200, text=True, errors="replace")
+    assert done.returncode == 1 and "Traceback" not in done.stderr and '"engine"' not in done.stdout, done.stderr
+    assert f"died with exit code -9: {fetched} of 2 readers had the block, and the buffer that" in done.stderr
