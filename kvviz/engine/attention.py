@@ -113,6 +113,8 @@ def paged_attention(
     v_scale_cache: torch.Tensor | None = None,
     *,
     softmax_scale: float | None = None,
+    max_query_len: int | None = None,
+    max_seq_len: int | None = None,
 ) -> torch.Tensor:
     """Causal attention of the last tokens of each sequence over its cached K and V.
 
@@ -128,6 +130,9 @@ def paged_attention(
         query_start_loc: int32 ``(S + 1,)``.
         k_scale_cache, v_scale_cache: float32 ``(B, N, H)`` for per-token-head modes; read where they point.
         softmax_scale: by default ``D ** -0.5``.
+        max_query_len, max_seq_len: the longest run of queries and the longest sequence. Given both, the caller
+            vouches for the numbers in the table, lengths and starts, and nothing waits for the GPU (a CUDA graph
+            cannot).
 
     Returns:
         float32 ``(T, Hq, D)``.
@@ -138,7 +143,10 @@ def paged_attention(
     k_cells, v_cells = cache_halves(kv_cache, kv_cache_dtype)
     check_queries(query, k_cells, kv_cache_dtype)
     check_scales(k_scale_cache, v_scale_cache, k_cells, kv_cache_dtype)
-    check_sequences(block_table, seq_lens, query_start_loc, query.shape[0], k_cells)
+    known = max_query_len is not None and max_seq_len is not None
+    check_sequences(block_table, seq_lens, query_start_loc, query.shape[0], k_cells, look=not known)
+    if not known:
+        max_query_len, max_seq_len = int((query_start_loc[1:] - query_start_loc[:-1]).max()), int(seq_lens.max())
     num_heads, head_size = k_cells.shape[2], query.shape[-1]
     softmax_scale = head_size**-0.5 if softmax_scale is None else softmax_scale
     rotated = kv_cache_dtype == "int4_per_token_head"
@@ -146,11 +154,11 @@ def paged_attention(
         query = rotate(query.float())
         softmax_scale = softmax_scale / rotation_run(head_size)
     out = torch.empty_strided(query.shape, query.stride(), dtype=torch.float32, device=query.device)
-    group, longest = query.shape[1] // num_heads, int((query_start_loc[1:] - query_start_loc[:-1]).max())
-    queries, heads, tile = _program_size(query.is_cuda, longest, group, num_heads, head_size, int(seq_lens.max()))
+    group = query.shape[1] // num_heads
+    queries, heads, tile = _program_size(query.is_cuda, max_query_len, group, num_heads, head_size, max_seq_len)
     scaled = kv_cache_dtype in PER_TOKEN_HEAD_BITS
     with launching():
-        _attention_kernel[(len(seq_lens), triton.cdiv(longest, queries), triton.cdiv(num_heads, heads))](
+        _attention_kernel[(len(seq_lens), triton.cdiv(max_query_len, queries), triton.cdiv(num_heads, heads))](
             query, k_cells, v_cells,
             k_scale_cache if scaled else k_cells, v_scale_cache if scaled else v_cells, out,
             block_table, seq_lens, query_start_loc,

@@ -58,8 +58,11 @@ def check_head_size(head_size: int, k_cells: torch.Tensor, mode: str) -> None:
         raise ValueError(f"head_size {head_size} in mode {mode} needs cells of {sizes} bytes, and these have {cell}")
 
 
-def check_slots(slot_mapping: torch.Tensor, num_tokens: int, k_cells: torch.Tensor) -> None:
-    """``slot_mapping`` must be int64 ``(T,)``; entries below 0 are padding, the others lie inside the cache."""
+def check_slots(slot_mapping: torch.Tensor, num_tokens: int, k_cells: torch.Tensor, *, look: bool = True) -> None:
+    """``slot_mapping`` must be int64 ``(T,)``; entries below 0 are padding, the others lie inside the cache.
+
+    ``look`` at the entries, which waits for the GPU.
+    """
     if slot_mapping.dtype != torch.int64 or tuple(slot_mapping.shape) != (num_tokens,):
         raise ValueError(
             f"slot_mapping must be int64 of shape ({num_tokens},), one slot a token, "
@@ -69,7 +72,7 @@ def check_slots(slot_mapping: torch.Tensor, num_tokens: int, k_cells: torch.Tens
     if not slot_mapping.is_contiguous():
         raise ValueError(f"slot_mapping must be contiguous, and its stride is {slot_mapping.stride(0)}")
     slots = k_cells.shape[0] * k_cells.shape[1]
-    if num_tokens and (last := int(slot_mapping.max())) >= slots:
+    if look and num_tokens and (last := int(slot_mapping.max())) >= slots:
         raise ValueError(
             f"slot {last} is beyond the cache, whose {k_cells.shape[0]} blocks hold slots 0 to {slots - 1}"
         )
@@ -113,11 +116,18 @@ def check_queries(query: torch.Tensor, k_cells: torch.Tensor, mode: str) -> None
 
 
 def check_sequences(
-    block_table: torch.Tensor, seq_lens: torch.Tensor, query_start_loc: torch.Tensor, num_queries: int, k_cells
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    num_queries: int,
+    k_cells: torch.Tensor,
+    *,
+    look: bool = True,
 ) -> None:
     """Block table ``(S, W)``, ``seq_lens`` ``(S,)``, ``query_start_loc`` ``(S + 1,)``, all int32, innermost stride 1.
 
-    Every block that a sequence's tokens need must be in the table and in the cache.
+    Every block that a sequence's tokens need must be in the table and in the cache: a ``look`` at them waits for
+    the GPU.
     """
     tensors = {"block_table": block_table, "seq_lens": seq_lens, "query_start_loc": query_start_loc}
     _same_device(k_cells, **tensors)
@@ -134,6 +144,8 @@ def check_sequences(
         )
     if num_queries == 0:
         raise ValueError(f"0 queries of {count} sequences: there is nothing to attend")
+    if not look:
+        return
     starts, lengths = query_start_loc.tolist(), seq_lens.tolist()
     if starts[0] != 0 or starts[-1] != num_queries:
         raise ValueError(

@@ -16,13 +16,15 @@ class AttentionMetadata:
     """Where the tokens of one forward pass go and what they see; vLLM's words, tensors on the cache's device.
 
     slot_mapping int64 ``(T,)``, block_table int32 ``(S, W)``, seq_lens int32 ``(S,)``, query_start_loc int32
-    ``(S + 1,)``.
+    ``(S + 1,)``; the longest run of queries and the longest sequence are known without asking the GPU.
     """
 
     slot_mapping: torch.Tensor
     block_table: torch.Tensor
     seq_lens: torch.Tensor
     query_start_loc: torch.Tensor
+    max_query_len: int
+    max_seq_len: int
 
 
 @dataclass(eq=False)
@@ -69,9 +71,13 @@ class PagedBackend:
         device = self.cache.storages[0].device
         table = torch.tensor([self.blocks], dtype=torch.int32, device=device)
         block_size = self.cache.spec.block_size
+        length = int(positions[-1]) + 1
+        if length > self.max_tokens:
+            raise ValueError(f"position {length - 1} has no slot: the {len(self.blocks)} blocks hold {self.max_tokens}")
         slots = table[0].long()[positions // block_size] * block_size + positions % block_size
         counts = torch.tensor([0, len(positions)], dtype=torch.int32, device=device)
-        self.metadata = AttentionMetadata(slots, table, (positions[-1:] + 1).int(), counts)
+        lengths = torch.tensor([length], dtype=torch.int32, device=device)
+        self.metadata = AttentionMetadata(slots, table, lengths, counts, len(positions), length)
 
     def __call__(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """Write this layer's K and V, then attend."""
@@ -79,9 +85,12 @@ class PagedBackend:
         scales = self.scales[layer] if self.scales is not None else (None, None)
         write_kv(
             key, value, kv, meta.slot_mapping, mode, *scales,
-            tokens_per_program=self.tokens_per_program, heads_per_program=self.heads_per_program,
+            tokens_per_program=self.tokens_per_program, heads_per_program=self.heads_per_program, slots_checked=True,
         )  # fmt: skip
-        return paged_attention(query, kv, meta.block_table, meta.seq_lens, meta.query_start_loc, mode, *scales)
+        return paged_attention(
+            query, kv, meta.block_table, meta.seq_lens, meta.query_start_loc, mode, *scales,
+            max_query_len=meta.max_query_len, max_seq_len=meta.max_seq_len,
+        )  # fmt: skip
 
 
 class GroupedBackend:

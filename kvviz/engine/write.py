@@ -88,6 +88,7 @@ def write_kv(
     *,
     tokens_per_program: int | None = None,
     heads_per_program: int | None = None,
+    slots_checked: bool = False,
 ) -> None:
     """Write T tokens of one layer into the cache, through exactly the views that are given.
 
@@ -107,13 +108,15 @@ def write_kv(
         tokens_per_program, heads_per_program: the size of one program, at least 1; by default all of both in the
             interpreter (as far as Triton's largest tensor goes), one token with all heads on a GPU. 1 and 1 is
             upstream's shape of a launch.
+        slots_checked: the caller vouches that every slot lies inside the cache. Looking at them waits for the GPU,
+            which costs more than a small launch, and which a CUDA graph cannot record.
 
     Raises:
         ValueError: shapes, dtypes, devices, strides or slots that the kernel cannot serve, with the numbers.
     """
     k_cells, v_cells = cache_halves(kv_cache, kv_cache_dtype)
     check_inputs(key, value, k_cells, kv_cache_dtype)
-    check_slots(slot_mapping, key.shape[0], k_cells)
+    check_slots(slot_mapping, key.shape[0], k_cells, look=not slots_checked)
     check_scales(k_scale_cache, v_scale_cache, k_cells, kv_cache_dtype)
     num_tokens, num_heads, head_size = key.shape
     if num_tokens == 0:

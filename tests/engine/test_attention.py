@@ -94,6 +94,19 @@ def test_several_sequences_in_one_launch():
     assert (got - torch.cat(wants)).abs().max() < 2e-2
 
 
+def test_known_lengths_change_nothing_but_the_looking():
+    cache, table, _ = filled("int8_per_token_head", "NHD")
+    query, ends = torch.ones(2, 9, 64, device=DEVICE), int32([0, 2])
+    arguments = (int32([21]), ends, cache.spec.kv_cache_dtype, *views(cache)[1].values())
+    known = {"max_query_len": 2, "max_seq_len": 21}
+    got = paged_attention(query, cache.kv_caches[1], int32([table]), *arguments, **known)
+    assert torch.equal(got, attend(cache, query, table, 21))
+    padded = int32([[*table, 99]])
+    assert torch.equal(got, paged_attention(query, cache.kv_caches[1], padded, *arguments, **known))
+    with pytest.raises(ValueError, match="names block 99"):
+        paged_attention(query, cache.kv_caches[1], int32([[99, *table]]), *arguments, max_seq_len=21)
+
+
 def test_a_poisoned_cell_reaches_the_output():
     cache, table, slot = filled("int8_per_token_head", "NHD")
     views(cache)[1]["k_scale_cache"][3, 2, 1] = float("nan")

@@ -175,6 +175,16 @@ def test_program_sizes_are_at_least_one(sizes):
         write_kv(key, value, cache.kv_caches[0], slots(0, 1), "bfloat16", **sizes)
 
 
+def test_slots_that_were_checked_give_the_same_bytes():
+    spec = CacheSpec(1, 1, 8, 2, 32, "int8_per_token_head")
+    key, value = tokens(5, 2, 32)
+    caches = [allocate(spec, "NHD", DEVICE) for _ in range(2)]
+    for cache, checked in zip(caches, (False, True), strict=True):
+        arguments = (key, value, cache.kv_caches[0], slots(3, -1, 7, 0, 5), spec.kv_cache_dtype)
+        write_kv(*arguments, **views(cache)[0], slots_checked=checked)
+    assert torch.equal(caches[0].storages[0], caches[1].storages[0])
+
+
 def test_subnormal_bfloat16_is_kept():
     bits = torch.tensor([[0x0001, 0x0016, -0x7FEA, 0x007F] * 4], dtype=torch.int16).view(1, 1, 16)
     key = bits.view(torch.bfloat16).to(DEVICE)
