@@ -131,8 +131,7 @@ def paged_attention(
         k_scale_cache, v_scale_cache: float32 ``(B, N, H)`` for per-token-head modes; read where they point.
         softmax_scale: by default ``D ** -0.5``.
         max_query_len, max_seq_len: the longest run of queries and the longest sequence. Given both, the caller
-            vouches for the numbers in the table, lengths and starts, and nothing waits for the GPU (a CUDA graph
-            cannot).
+            vouches for the numbers in the table, lengths and starts, and nothing waits for the GPU.
 
     Returns:
         float32 ``(T, Hq, D)``.
@@ -143,10 +142,8 @@ def paged_attention(
     k_cells, v_cells = cache_halves(kv_cache, kv_cache_dtype)
     check_queries(query, k_cells, kv_cache_dtype)
     check_scales(k_scale_cache, v_scale_cache, k_cells, kv_cache_dtype)
-    known = max_query_len is not None and max_seq_len is not None
-    check_sequences(block_table, seq_lens, query_start_loc, query.shape[0], k_cells, look=not known)
-    if not known:
-        max_query_len, max_seq_len = int((query_start_loc[1:] - query_start_loc[:-1]).max()), int(seq_lens.max())
+    known = None if max_query_len is None or max_seq_len is None else (max_query_len, max_seq_len)
+    max_query_len, max_seq_len = check_sequences(block_table, seq_lens, query_start_loc, query.shape[0], k_cells, known)
     num_heads, head_size = k_cells.shape[2], query.shape[-1]
     softmax_scale = head_size**-0.5 if softmax_scale is None else softmax_scale
     rotated = kv_cache_dtype == "int4_per_token_head"

@@ -7,6 +7,8 @@ later request with the same prefix need not compute them; ``reset_prefix_cache``
 import hashlib
 from collections.abc import Iterable, Sequence
 
+from kvviz.memory.spec import is_integer
+
 
 class BlockError(ValueError):
     """A block was asked for, given back or moved when it could not be."""
@@ -45,7 +47,7 @@ class BlockPool:
     """
 
     def __init__(self, num_blocks: int, order: Sequence[int] | None = None) -> None:
-        if isinstance(num_blocks, bool) or not isinstance(num_blocks, int) or num_blocks < 1:
+        if not is_integer(num_blocks, 1):
             raise BlockError(f"num_blocks must be an integer of at least 1, not {num_blocks!r}")
         self._free = list(range(num_blocks) if order is None else order)
         if sorted(self._free) != list(range(num_blocks)):
@@ -70,7 +72,7 @@ class BlockPool:
         Raises:
             BlockError: there are not enough, or ``count`` is no number of blocks; nothing has been handed out then.
         """
-        if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+        if not is_integer(count):
             raise BlockError(f"request {request!r} asks for {count!r} blocks: ask for an integer of at least 0")
         if count > self.num_blocks:
             raise BlockError(
@@ -180,7 +182,7 @@ class BlockPool:
         """The blocks as a tuple. Raises BlockError if one is none of the pool's, or is given twice."""
         blocks, seen = tuple(blocks), set()
         for block in blocks:
-            if isinstance(block, bool) or not isinstance(block, int) or not 0 <= block < self.num_blocks:
+            if not is_integer(block) or block >= self.num_blocks:
                 raise BlockError(f"block {block!r} is none of the pool's 0 to {self.num_blocks - 1}")
             if block in seen:
                 raise BlockError(f"block {block} is given twice: name each block once")

@@ -8,7 +8,7 @@ landed in the decision (PR 49226).
 from dataclasses import dataclass
 from typing import Protocol
 
-from kvviz.memory.spec import MODES, PER_TOKEN_HEAD_BITS, one_of
+from kvviz.memory.spec import MODES, PER_TOKEN_HEAD_BITS, is_integer, one_of
 
 NIXL_CROSS_LAYER_BACKENDS = ("FLASH_ATTN", "FLASHINFER", "TRITON_ATTN")
 
@@ -28,7 +28,7 @@ class EngineConfig:
         one_of("kv_cache_dtype", self.kv_cache_dtype, MODES)
         one_of("kv_cache_layout", self.kv_cache_layout, ("NHD", "HND"))
         count = self.num_kv_cache_groups
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        if not is_integer(count, 1):
             raise ValueError(f"num_kv_cache_groups must be an integer of at least 1, not {count!r}")
 
     @property

@@ -3,6 +3,8 @@
 A launcher that gets something it cannot serve raises; it never copies, moves or repairs a view.
 """
 
+from itertools import pairwise
+
 import torch
 
 from kvviz.memory.scales import kv_halves
@@ -121,13 +123,15 @@ def check_sequences(
     query_start_loc: torch.Tensor,
     num_queries: int,
     k_cells: torch.Tensor,
-    *,
-    look: bool = True,
-) -> None:
+    known: tuple[int, int] | None = None,
+) -> tuple[int, int]:
     """Block table ``(S, W)``, ``seq_lens`` ``(S,)``, ``query_start_loc`` ``(S + 1,)``, all int32, innermost stride 1.
 
-    Every block that a sequence's tokens need must be in the table and in the cache: a ``look`` at them waits for
-    the GPU.
+    Every block that a sequence's tokens need must be in the table and in the cache. Looking at that waits for the GPU;
+    where the lengths are ``known``, nobody looks.
+
+    Returns:
+        The longest run of queries and the longest sequence.
     """
     tensors = {"block_table": block_table, "seq_lens": seq_lens, "query_start_loc": query_start_loc}
     _same_device(k_cells, **tensors)
@@ -144,8 +148,8 @@ def check_sequences(
         )
     if num_queries == 0:
         raise ValueError(f"0 queries of {count} sequences: there is nothing to attend")
-    if not look:
-        return
+    if known is not None:
+        return known
     starts, lengths = query_start_loc.tolist(), seq_lens.tolist()
     if starts[0] != 0 or starts[-1] != num_queries:
         raise ValueError(
@@ -165,6 +169,7 @@ def check_sequences(
                 raise ValueError(
                     f"block_table of sequence {number} names block {block}; the cache has 0 to {num_blocks - 1}"
                 )
+    return max(stop - start for start, stop in pairwise(starts)), max(lengths)
 
 
 def _may_overlap(tensor: torch.Tensor) -> bool:

@@ -9,6 +9,7 @@ from kvviz.engine.attention import paged_attention
 from kvviz.engine.model import LanguageModel, ModelConfig
 from kvviz.engine.write import write_kv
 from kvviz.memory.buffers import KVCache, ScaleViews
+from kvviz.memory.spec import is_integer
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class PagedBackend:
     def __post_init__(self) -> None:
         self.blocks = tuple(self.blocks) or tuple(range(self.cache.spec.num_blocks))
         for block in self.blocks:
-            if isinstance(block, bool) or not isinstance(block, int) or not 0 <= block < self.cache.spec.num_blocks:
+            if not is_integer(block) or block >= self.cache.spec.num_blocks:
                 raise ValueError(f"block {block!r} is none of the cache's 0 to {self.cache.spec.num_blocks - 1}")
             if self.blocks.count(block) > 1:
                 raise ValueError(f"block {block} is given twice: two parts of the sequence would share its slots")

@@ -13,6 +13,7 @@ import torch
 
 from kvviz.engine.blocks import BlockError, BlockPool
 from kvviz.memory.buffers import KVCache, block_runs, check_fits
+from kvviz.memory.spec import is_integer
 
 
 class TransferError(RuntimeError):
@@ -92,7 +93,7 @@ class Offloader:
     ) -> None:
         check_pool(cache, pool)
         for name, value in (("num_host_blocks", num_host_blocks), ("width_bytes", width_bytes)):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+            if value is not None and not is_integer(value):
                 raise ValueError(f"{name} must be an integer of at least 0, not {value!r}")
         content = cache.spec.content_page_size_bytes
         self.cache, self.pool, self.width_bytes = cache, pool, content if width_bytes is None else width_bytes

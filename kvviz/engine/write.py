@@ -17,7 +17,7 @@ from kvviz.engine.codec import (
 )
 from kvviz.engine.contract import cache_halves, check_inputs, check_scales, check_slots
 from kvviz.memory.codes import rotation_run, rotation_signs
-from kvviz.memory.spec import PER_TOKEN_HEAD_BITS
+from kvviz.memory.spec import PER_TOKEN_HEAD_BITS, is_integer
 
 
 # grid   (ceil(T / TOKENS), ceil(H / HEADS))
@@ -109,7 +109,7 @@ def write_kv(
             interpreter (as far as Triton's largest tensor goes), one token with all heads on a GPU. 1 and 1 is
             upstream's shape of a launch.
         slots_checked: the caller vouches that every slot lies inside the cache. Looking at them waits for the GPU,
-            which costs more than a small launch, and which a CUDA graph cannot record.
+            which costs more than a small launch.
 
     Raises:
         ValueError: shapes, dtypes, devices, strides or slots that the kernel cannot serve, with the numbers.
@@ -142,7 +142,7 @@ def _program_size(key: torch.Tensor, tokens: int | None, heads: int | None) -> t
     """Tokens and heads of one program: as asked, or by default few on a GPU, and in the interpreter as many as fit."""
     num_tokens, num_heads, head_size = key.shape
     for name, asked in (("tokens_per_program", tokens), ("heads_per_program", heads)):
-        if asked is not None and (isinstance(asked, bool) or not isinstance(asked, int) or asked < 1):
+        if asked is not None and not is_integer(asked, 1):
             raise ValueError(f"{name} must be an integer of at least 1, not {asked!r}")
     heads = min(heads or num_heads, num_heads)
     rows = LARGEST_TENSOR // triton.next_power_of_2(head_size)

@@ -153,6 +153,11 @@ class CacheSpec:
         return self.num_blocks * self.block_size
 
 
+def is_integer(value: object, least: int = 0) -> bool:
+    """Whether a value is an integer of at least ``least``; True and False are none."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
 def _positive_int(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise ValueError(f"{name} must be an integer, not {value!r} ({type(value).__name__})")
