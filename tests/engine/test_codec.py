@@ -15,6 +15,8 @@ import torch
 from kvviz.engine import codec
 from kvviz.engine.codec import tl, triton
 from kvviz.engine.mode import device
+from kvviz.engine.write import sign_bits
+from kvviz.memory.codes import rotation_signs
 from kvviz.memory.spec import MODES
 
 DEVICE = device()
@@ -59,9 +61,16 @@ def _finite(x_ptr, out_ptr, count, SIZE: tl.constexpr):
 
 
 @triton.jit
-def _transform(x_ptr, out_ptr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, LOG2_RUN: tl.constexpr):
-    place = tl.arange(0, ROWS)[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
-    tl.store(out_ptr + place, codec.hadamard(tl.load(x_ptr + place), ROWS, COLUMNS, LOG2_RUN))
+def _transform(x_ptr, out_ptr, REP: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr, LOG2_RUN: tl.constexpr):
+    column = tl.arange(0, REP)[:, None, None] * WIDE + tl.arange(0, WIDE)[None, None, :]
+    place = tl.arange(0, ROWS)[None, :, None] * REP * WIDE + column
+    tl.store(out_ptr + place, codec.hadamard(tl.load(x_ptr + place), REP, ROWS, WIDE, LOG2_RUN))
+
+
+@triton.jit
+def _signs(out_ptr, COLUMNS: tl.constexpr, SIGNS: tl.constexpr, RUN: tl.constexpr):
+    column = tl.arange(0, COLUMNS)
+    tl.store(out_ptr + column, codec.rotation_sign(column, SIGNS, RUN))
 
 
 def through(kernel, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -168,17 +177,24 @@ def sylvester(run: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("rows", "columns", "log2_run"),
-    [(1, 2, 1), (2, 16, 4), (4, 64, 6), (2, 128, 4), (2, 128, 7), (8, 32, 0), (1, 256, 8)],
+    ("rep", "rows", "wide", "log2_run"),
+    [(1, 1, 2, 1), (1, 2, 16, 4), (8, 4, 8, 6), (4, 2, 32, 4), (16, 32, 8, 7), (1, 8, 32, 0), (4, 1, 64, 8)],
 )
-def test_hadamard_is_the_matrix_on_each_run(rows, columns, log2_run):
+def test_hadamard_is_the_matrix_on_each_run(rep, rows, wide, log2_run):
     """On integers every sum is exact, so equality is too."""
-    drawn = torch.randint(-50, 50, (rows, columns), generator=torch.Generator().manual_seed(rows)).float()
+    drawn = torch.randint(-50, 50, (rows, rep * wide), generator=torch.Generator().manual_seed(rows)).float()
     x = drawn.to(DEVICE)
     out = torch.empty_like(x)
-    _transform[(1,)](x, out, ROWS=rows, COLUMNS=columns, LOG2_RUN=log2_run)
+    _transform[(1,)](x, out, REP=rep, ROWS=rows, WIDE=wide, LOG2_RUN=log2_run, num_warps=1)
     want = (drawn.double().unflatten(1, (-1, 1 << log2_run)) @ sylvester(1 << log2_run)).flatten(1)
     assert torch.equal(out.cpu().double(), want)
+
+
+@pytest.mark.parametrize(("columns", "run"), [(2, 2), (64, 16), (128, 128), (256, 32), (256, 256)])
+def test_signs_as_bits_are_the_rotations_signs(columns, run):
+    out = torch.empty(columns, device=DEVICE)
+    _signs[(1,)](out, COLUMNS=columns, SIGNS=sign_bits(run), RUN=run)
+    assert torch.equal(out.cpu(), rotation_signs(run).repeat(columns // run))
 
 
 COMPILE = """
@@ -202,9 +218,9 @@ for mode, capability in json.loads(sys.argv[1]):
     scaled = mode.endswith("per_token_head")
     cell = "*i16" if mode == "bfloat16" else "*u8"
     scale = "*fp32" if scaled else cell
-    signs = "*fp32" if mode == "int4_per_token_head" else "*bf16"
-    writes = ["*bf16", "*bf16", cell, cell, scale, scale, "*i64", signs] + ["i32"] * 12
-    sizes = {"TOKENS": 1, "HEADS": 2, "ROWS": 4, "COLUMNS": 64, "LOG2_RUN": 6, "MODE": mode}
+    writes = ["*bf16", "*bf16", cell, cell, scale, scale, "*i64"] + ["i32"] * 9
+    sizes = {"HEAD_SIZE": 64, "NUM_HEADS": 2, "BLOCK_SIZE": 16, "TOKENS": 8, "HEADS": 2, "ROWS": 32, "REP": 8, "WIDE": 8}
+    sizes |= {"IN_BYTES": 16, "CACHE_BYTES": 4, "LOG2_RUN": 6, "SIGNS": 5, "MODE": mode, "PTX": capability >= 89}
     reads = ["*fp32", cell, cell, scale, scale, "*fp32", "*i32", "*i32", "*i32"] + ["i32"] * 3 + ["fp32"] + ["i32"] * 9
     tiles = {"GROUP": 3, "QUERIES": 5, "ROWS": 16, "HEADS": 1, "TILE": 32, "COLUMNS": 64}
     tiles |= {"SCALED": scaled, "MODE": mode}
