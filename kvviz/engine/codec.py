@@ -187,7 +187,7 @@ def largest(x, REP: tl.constexpr, ROWS: tl.constexpr, PTX: tl.constexpr):
 @device_function
 def rounded_to(x, DTYPE: tl.constexpr, PTX: tl.constexpr):
     """float32 through the dtype of the inputs and back, to nearest even."""
-    if DTYPE == tl.bfloat16:
+    if tl.bfloat16 == DTYPE:
         if PTX:
             return ptx.through_bfloat16(x)
         else:
@@ -197,7 +197,9 @@ def rounded_to(x, DTYPE: tl.constexpr, PTX: tl.constexpr):
 
 
 @device_function
-def scales_of(x, real, REP: tl.constexpr, ROWS: tl.constexpr, WHOLE: tl.constexpr, MODE: tl.constexpr, PTX: tl.constexpr):
+def scales_of(
+    x, real, REP: tl.constexpr, ROWS: tl.constexpr, WHOLE: tl.constexpr, MODE: tl.constexpr, PTX: tl.constexpr
+):
     """What a row's codes are made with: scale word (int32), scale's inverse, zero-point (float32), and "finite".
 
     x: float32 (REP, ROWS, WIDE), rotated already for int4, and ``WHOLE`` unless some columns are not ``real`` (they
@@ -250,3 +252,38 @@ def codes_of(
             low, high = tl.split(tl.reshape(codes, (REP, ROWS, WIDE // 2, 2)))
             codes = low | (high << 4)
         return codes.to(tl.uint8)
+
+
+@device_function
+def parts_of(words, MODE: tl.constexpr, PTX: tl.constexpr):
+    """The values of the codes in int16 words, lowest first, before zero-point and scale; exact.
+
+    bfloat16, or float16 for the codes of the other modes; float32 without ``PTX``.
+    """
+    if MODE == "bfloat16":
+        if PTX:
+            return (words.to(tl.bfloat16, bitcast=True),)
+        else:
+            return ((words.to(tl.int32) << 16).to(tl.float32, bitcast=True),)
+    elif MODE == "int4_per_token_head":
+        if PTX:
+            return ptx.int4_quarters(words)
+        else:
+            wide = words.to(tl.int32)
+            return (
+                (wide & 15).to(tl.float32),
+                ((wide >> 4) & 15).to(tl.float32),
+                ((wide >> 8) & 15).to(tl.float32),
+                ((wide >> 12) & 15).to(tl.float32),
+            )
+    elif MODE == "int8_per_token_head":
+        if PTX:
+            return ptx.int8_halves(words)
+        else:
+            wide = words.to(tl.int32)
+            return ((wide << 24) >> 24).to(tl.float32), ((wide << 16) >> 24).to(tl.float32)
+    elif PTX:
+        return ptx.e4m3_halves(words)
+    else:
+        wide = words.to(tl.int32)
+        return from_e4m3_bits(wide & 255), from_e4m3_bits((wide >> 8) & 255)

@@ -143,6 +143,10 @@ def write_kv(
     check_slots(slot_mapping, key.shape[0], k_cells, look=not slots_checked)
     check_scales(k_scale_cache, v_scale_cache, k_cells, kv_cache_dtype)
     num_tokens, num_heads, head_size = key.shape
+    if (slots := k_cells.shape[0] * k_cells.shape[1]) > LARGEST_SLOT:
+        raise ValueError(
+            f"the cache has {slots} slots, and the kernel counts them up to {LARGEST_SLOT}: take fewer blocks"
+        )
     if num_tokens == 0:
         return
     program = _program(key, kv_cache_dtype, tokens_per_program, heads_per_program)

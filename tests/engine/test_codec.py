@@ -201,7 +201,7 @@ COMPILE = """
 import json, sys
 import torch
 torch.cuda.is_available = lambda: True
-from kvviz.engine import attention, write
+from kvviz.engine import attention, decode, write
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -219,12 +219,25 @@ for mode, capability in json.loads(sys.argv[1]):
     cell = "*i16" if mode == "bfloat16" else "*u8"
     scale = "*fp32" if scaled else cell
     writes = ["*bf16", "*bf16", cell, cell, scale, scale, "*i64"] + ["i32"] * 9
-    sizes = {"HEAD_SIZE": 64, "NUM_HEADS": 2, "BLOCK_SIZE": 16, "TOKENS": 8, "HEADS": 2, "ROWS": 32, "REP": 8, "WIDE": 8}
-    sizes |= {"IN_BYTES": 16, "CACHE_BYTES": 4, "LOG2_RUN": 6, "SIGNS": 5, "MODE": mode, "PTX": capability >= 89}
+    sizes = {"HEAD_SIZE": 64, "NUM_HEADS": 2, "BLOCK_SIZE": 16, "TOKENS": 8, "HEADS": 2, "ROWS": 32, "REP": 8}
+    both = {"LOG2_RUN": 6, "SIGNS": 5}
+    sizes |= {"WIDE": 8, "IN_BYTES": 16, "CACHE_BYTES": 4, "MODE": mode, "PTX": capability >= 89} | both
     reads = ["*fp32", cell, cell, scale, scale, "*fp32", "*i32", "*i32", "*i32"] + ["i32"] * 3 + ["fp32"] + ["i32"] * 9
     tiles = {"GROUP": 3, "QUERIES": 5, "ROWS": 16, "HEADS": 1, "TILE": 32, "COLUMNS": 64}
     tiles |= {"SCALED": scaled, "MODE": mode}
-    for kernel, types, constants in ((write._write_kernel, writes, sizes), (attention._attention_kernel, reads, tiles)):
+    decodes = ["*bf16", "*i16", "*i16"] + ["*fp32"] * 5 + ["*i32", "*i32", "fp32"] + ["i32"] * 10
+    one = {"HEAD_SIZE": 64, "BLOCK_SIZE": 16, "GROUP": 3, "ROWS": 8, "TILE": 32, "RUN": 16, "COLUMNS": 64} | both
+    one |= {"PARTS": decode.PARTS[mode], "K_BYTES": 4, "V_BYTES": 4, "SCALED": scaled}
+    one |= {"MODE": mode, "PTX": capability >= 89}
+    merges = ["*fp32"] * 4 + ["i32"] * 3
+    heads = {"NUM_HEADS": 6, "HEAD_SIZE": 64, "HEADS": 4, "COLUMNS": 64, "ROTATED": mode.startswith("int4")} | both
+    kernels = (
+        (write._write_kernel, writes, sizes),
+        (attention._attention_kernel, reads, tiles),
+        (decode._decode_kernel, decodes, one),
+        (decode._merge_kernel, merges, heads),
+    )
+    for kernel, types, constants in kernels:
         done = compile_one(kernel, types, constants, capability)
         named = done.asm["ptx"].count(f".target sm_{capability}")
         made.append([kernel.__name__, mode, capability, len(done.asm["cubin"]), named])
@@ -250,6 +263,6 @@ def test_kernels_compile_for_every_gpu(tmp_path):
     done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=570)
     assert done.returncode == 0, done.stderr[-3000:]
     made = json.loads(done.stdout)
-    kernels = ("_write_kernel", "_attention_kernel")
+    kernels = ("_write_kernel", "_attention_kernel", "_decode_kernel", "_merge_kernel")
     assert [row[:3] for row in made] == [[kernel, *pair] for pair in wanted for kernel in kernels]
     assert all(cubin > 1000 and named for *_, cubin, named in made)
