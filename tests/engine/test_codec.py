@@ -201,7 +201,7 @@ COMPILE = """
 import json, sys
 import torch
 torch.cuda.is_available = lambda: True
-from kvviz.engine import attention, decode, write
+from kvviz.engine import attention, decode, gather, write
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -231,11 +231,14 @@ for mode, capability in json.loads(sys.argv[1]):
     one |= {"MODE": mode, "PTX": capability >= 89}
     merges = ["*fp32"] * 4 + ["i32"] * 3
     heads = {"NUM_HEADS": 6, "HEAD_SIZE": 64, "HEADS": 4, "COLUMNS": 64, "ROTATED": mode.startswith("int4")} | both
+    moves = ["*i64", "*i64", "*i64", "*i64", "i32", "i32"]
+    pieces = {"IN_BLOCK": 3, "PIECES": 1, "WORDS": 512, "WORD_BYTES": 8, "BYTES": 16, "TO_STAGE": scaled}
     kernels = (
         (write._write_kernel, writes, sizes),
         (attention._attention_kernel, reads, tiles),
         (decode._decode_kernel, decodes, one),
         (decode._merge_kernel, merges, heads),
+        (gather._move_kernel, moves, pieces),
     )
     for kernel, types, constants in kernels:
         done = compile_one(kernel, types, constants, capability)
@@ -263,6 +266,6 @@ def test_kernels_compile_for_every_gpu(tmp_path):
     done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=570)
     assert done.returncode == 0, done.stderr[-3000:]
     made = json.loads(done.stdout)
-    kernels = ("_write_kernel", "_attention_kernel", "_decode_kernel", "_merge_kernel")
+    kernels = ("_write_kernel", "_attention_kernel", "_decode_kernel", "_merge_kernel", "_move_kernel")
     assert [row[:3] for row in made] == [[kernel, *pair] for pair in wanted for kernel in kernels]
     assert all(cubin > 1000 and named for *_, cubin, named in made)
