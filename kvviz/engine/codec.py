@@ -148,13 +148,14 @@ def hadamard(x, REP: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr, LOG2_
     x: float32 (REP, ROWS, WIDE), column ``r * WIDE + w`` of a row at ``[r, row, w]``.
     """
     if INTERPRETED:  # its xor_sum is a Python loop
-        x = tl.reshape(tl.permute(x, (1, 0, 2)), (ROWS, REP * WIDE))
+        x = tl.reshape(x if REP == 1 else tl.permute(x, (1, 0, 2)), (ROWS, REP * WIDE))
         for stage in tl.static_range(LOG2_RUN):
             pairs = tl.reshape(x, (ROWS, REP * WIDE // (2 << stage), 2, 1 << stage))
             first, second = tl.split(tl.permute(pairs, (0, 1, 3, 2)))
             x = tl.permute(tl.join(first + second, first - second), (0, 1, 3, 2))
             x = tl.reshape(x, (ROWS, REP * WIDE))
-        x = tl.permute(tl.reshape(x, (ROWS, REP, WIDE)), (1, 0, 2))
+        x = tl.reshape(x, (ROWS, REP, WIDE)) if REP != 1 else tl.reshape(x, (1, ROWS, WIDE))
+        x = x if REP == 1 else tl.permute(x, (1, 0, 2))
     else:
         for stage in tl.static_range(LOG2_RUN):
             if 1 << stage < WIDE:
@@ -218,7 +219,7 @@ def scales_of(
         word = (scale.to(tl.int32, bitcast=True) & -16) | zero_point.to(tl.int32)
     else:
         scale = tl.maximum(tl.div_rn(span, 127.0 if MODE == "int8_per_token_head" else 448.0), 1e-6)
-        zero_point = scale * 0.0
+        zero_point = scale  # unused
         word = scale.to(tl.int32, bitcast=True)
     return tl.where(good, word, NAN_BITS), tl.div_rn(1.0, scale), zero_point, good
 

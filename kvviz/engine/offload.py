@@ -7,7 +7,7 @@ content is ``content_page_size_bytes`` (PR 48411).
 
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -21,8 +21,7 @@ class TransferError(RuntimeError):
     """Copies did not all arrive; says which blocks are unusable now."""
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """Bytes ``[start, stop)`` of one storage that are copied at once, and where they lie in a host block."""
 
     storage: int
@@ -119,8 +118,7 @@ class Offloader:
         self.host = torch.zeros(num_host_blocks, self.block_bytes, dtype=torch.uint8, pin_memory=on_gpu)
         self._stage = torch.empty(gathered, self.block_bytes, dtype=torch.uint8, device=cache.storages[0].device)
         if gathered:
-            pieces_of = [[(p.storage, p.start, p.stop, p.at) for p in pieces] for pieces in self.pieces_of]
-            self._gatherer = BlockGatherer(cache.storages, pieces_of, self.block_bytes)
+            self._gatherer = BlockGatherer(cache.storages, self.pieces_of, self.block_bytes)
         self._stream = torch.cuda.Stream(cache.storages[0].device) if on_gpu else None
         self._slots: dict[str, int] = {}
         self._free_slots = list(range(num_host_blocks))

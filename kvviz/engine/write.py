@@ -58,11 +58,17 @@ def _write_kernel(
         inside = inside & (head < NUM_HEADS)
     head, token = head.to(tl.int64), token.to(tl.int64)
 
-    column = (tl.arange(0, REP) * WIDE)[None, :, None] + tl.arange(0, WIDE)[None, None, :]
     source = tl.where(is_value, value_ptr, key_ptr) + token * in_token + head * in_head
-    source = tl.multiple_of(source, [IN_BYTES])[:, None, None] + column
-    tile = inside[:, None, None] if WHOLE else inside[:, None, None] & (column < HEAD_SIZE)
-    given = tl.permute(tl.load(source, mask=tile, other=0.0), (1, 0, 2))
+    source = tl.multiple_of(source, [IN_BYTES])
+    if REP == 1:
+        column = tl.arange(0, WIDE)[None, None, :]
+        source, tile = source[None, :, None] + column, inside[None, :, None]
+    else:  # rows first, so that they are spread over the threads before a row's repeats are
+        column = (tl.arange(0, REP) * WIDE)[None, :, None] + tl.arange(0, WIDE)[None, None, :]
+        source, tile = source[:, None, None] + column, inside[:, None, None]
+    given = tl.load(source, mask=tile if WHOLE else tile & (column < HEAD_SIZE), other=0.0)
+    if REP != 1:
+        given, column = tl.permute(given, (1, 0, 2)), tl.permute(column, (1, 0, 2))
     slot = tl.load(slot_ptr + token, mask=inside, other=-1).to(INDEX)
     inside = inside & (slot >= 0)
     block, place = (slot // BLOCK_SIZE).to(tl.int64), (slot % BLOCK_SIZE).to(tl.int64)
@@ -84,18 +90,17 @@ def _write_kernel(
         else:
             codes = tl.where(good, to_e4m3_bits(tl.where(good, x, 0.0)), E4M3_NAN).to(tl.uint8)
     else:
-        real = tl.permute(column < HEAD_SIZE, (1, 0, 2))
         if MODE == "int4_per_token_head":
-            sign = rotation_sign(tl.permute(column, (1, 0, 2)), SIGNS, 1 << LOG2_RUN)
+            sign = rotation_sign(column, SIGNS, 1 << LOG2_RUN)
             x = rounded_to(hadamard(x * sign, REP, ROWS, WIDE, LOG2_RUN), given.dtype, PTX)
-        word, inverse, zero_point, good = scales_of(x, real, REP, ROWS, WHOLE, MODE, PTX)
+        word, inverse, zero_point, good = scales_of(x, column < HEAD_SIZE, REP, ROWS, WHOLE, MODE, PTX)
         codes = codes_of(x, inverse, zero_point, good, REP, ROWS, WIDE, MODE, PTX)
         scale = tl.where(is_value, v_scale_ptr, k_scale_ptr)
         scale += block * scale_block + place * scale_token + head * scale_head
         tl.store(scale, word.to(tl.float32, bitcast=True), mask=inside)
         tl.debug_barrier()  # no word of this program may land after its data, where the two overlap
     PACKED: tl.constexpr = 2 if MODE == "int4_per_token_head" else 1
-    codes = tl.reshape(tl.permute(codes, (1, 0, 2)), (ROWS, REP * WIDE // PACKED))
+    codes = tl.reshape(codes if REP == 1 else tl.permute(codes, (1, 0, 2)), (ROWS, REP * WIDE // PACKED))
     column = tl.arange(0, REP * WIDE // PACKED)
     tile = inside[:, None] if WHOLE else inside[:, None] & (column[None, :] < HEAD_SIZE // PACKED)
     tl.store(target[:, None] + column[None, :], codes, mask=tile)
