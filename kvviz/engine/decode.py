@@ -24,19 +24,20 @@ from kvviz.engine.write import alignment, sign_bits
 from kvviz.memory.codes import rotation_run
 from kvviz.memory.spec import PER_TOKEN_HEAD_BITS
 
-TILE = 32
 PARTS = {"bfloat16": 1, "fp8": 2, "fp8_per_token_head": 2, "int8_per_token_head": 2, "int4_per_token_head": 4}
 """Codes in the 16 bits that are loaded at once."""
+TILES = {"bfloat16": (64, 2, 2)}
+"""Context tokens that a program takes at a time, its warps, and the tiles that are loaded ahead; else (32, 1, 1)."""
 LOG2_E = tl.constexpr(1.4426950408889634)
 FAINT = tl.constexpr(1e-30)
 
 
 @device_function
-def _stacked(x, ROWS: tl.constexpr, COLUMNS: tl.constexpr, NARROW: tl.constexpr):
-    """(ROWS, COLUMNS) float32 -> (2 ROWS, COLUMNS): the nearest 16-bit numbers, and below them what they miss."""
+def _stacked(x, LENGTH: tl.constexpr, ROWS: tl.constexpr, NARROW: tl.constexpr):
+    """(LENGTH, ROWS) float32 -> (LENGTH, 2 ROWS): the nearest 16-bit numbers, and beside them what they miss."""
     high = x.to(NARROW)
     low = (x - high.to(tl.float32)).to(NARROW)
-    return tl.reshape(tl.permute(tl.join(high, low), (2, 0, 1)), (2 * ROWS, COLUMNS))
+    return tl.reshape(tl.permute(tl.join(high, low), (0, 2, 1)), (LENGTH, 2 * ROWS))
 
 
 @device_function
@@ -80,57 +81,57 @@ def _cells(
 
 
 @device_function
-def _faded(sums, fade, ROWS: tl.constexpr, WIDE: tl.constexpr, PARTS: tl.constexpr):
-    """Each row of every part, and the row that stands below it, times ``fade``."""
-    out = ()
-    for part in tl.static_range(PARTS):
-        pair = tl.reshape(sums[part], (2, ROWS, WIDE)) * fade[None, :, None]
-        out = out + (tl.reshape(pair, (2 * ROWS, WIDE)),)
-    return out
-
-
-@device_function
-def _added(sums, weights, values, PARTS: tl.constexpr):
-    """The sums plus what the weights make of a tile's values."""
-    out = ()
-    for part in tl.static_range(PARTS):
-        out = out + (tl.dot(weights, values[part], sums[part], input_precision="ieee"),)
-    return out
-
-
-@device_function
-def _stacked_parts(x, ROWS: tl.constexpr, WIDE: tl.constexpr, PARTS: tl.constexpr, NARROW: tl.constexpr):
-    """The parts of (ROWS, PARTS * WIDE), each stacked."""
+def _queries(x, ROWS: tl.constexpr, WIDE: tl.constexpr, PARTS: tl.constexpr, NARROW: tl.constexpr):
+    """The parts of (ROWS, PARTS * WIDE), each (WIDE, 2 ROWS): transposed and stacked."""
     out, parts = (), _split_columns(x, ROWS, WIDE, PARTS)
     for part in tl.static_range(PARTS):
-        out = out + (_stacked(parts[part], ROWS, WIDE, NARROW),)
+        out = out + (_stacked(tl.trans(parts[part]), WIDE, ROWS, NARROW),)
     return out
 
 
 @device_function
 def _scores(queries, keys, ROWS: tl.constexpr, TILE: tl.constexpr, PARTS: tl.constexpr):
-    """(ROWS, TILE): stacked queries times keys, summed over the parts."""
-    scores = tl.full((2 * ROWS, TILE), 0.0, tl.float32)
+    """(TILE, ROWS): keys times stacked queries, summed over the parts."""
+    scores = tl.full((TILE, 2 * ROWS), 0.0, tl.float32)
     for part in tl.static_range(PARTS):
-        scores = tl.dot(queries[part], tl.trans(keys[part]), scores, input_precision="ieee")
-    return tl.sum(tl.reshape(scores, (2, ROWS, TILE)), axis=0)
+        scores = tl.dot(keys[part], queries[part], scores, input_precision="ieee")
+    return tl.sum(tl.reshape(scores, (TILE, 2, ROWS)), axis=1)
 
 
 @device_function
 def _nothing(ROWS: tl.constexpr, WIDE: tl.constexpr, PARTS: tl.constexpr):
-    """Sums of no values yet."""
+    """Sums of no values yet: of each part (WIDE, 2 ROWS)."""
     out = ()
     for _ in tl.static_range(PARTS):
-        out = out + (tl.full((2 * ROWS, WIDE), 0.0, tl.float32),)
+        out = out + (tl.full((WIDE, 2 * ROWS), 0.0, tl.float32),)
+    return out
+
+
+@device_function
+def _faded(sums, fade, ROWS: tl.constexpr, WIDE: tl.constexpr, PARTS: tl.constexpr):
+    """Each column of every part, and the one that it is stacked with, times ``fade``."""
+    out = ()
+    for part in tl.static_range(PARTS):
+        pair = tl.reshape(sums[part], (WIDE, 2, ROWS)) * fade[None, None, :]
+        out = out + (tl.reshape(pair, (WIDE, 2 * ROWS)),)
+    return out
+
+
+@device_function
+def _added(sums, weights, values, PARTS: tl.constexpr):
+    """The sums plus what the stacked weights, (TILE, 2 ROWS), make of a tile's values."""
+    out = ()
+    for part in tl.static_range(PARTS):
+        out = out + (tl.dot(tl.trans(values[part]), weights, sums[part], input_precision="ieee"),)
     return out
 
 
 @device_function
 def _whole(sums, ROWS: tl.constexpr, WIDE: tl.constexpr, PARTS: tl.constexpr):
-    """(ROWS, PARTS * WIDE): the sums of both rows of a stack, all columns in their places."""
+    """(ROWS, PARTS * WIDE): the sums of both columns of a stack, all parts in their places."""
     out = ()
     for part in tl.static_range(PARTS):
-        out = out + (tl.sum(tl.reshape(sums[part], (2, ROWS, WIDE)), axis=0),)
+        out = out + (tl.trans(tl.sum(tl.reshape(sums[part], (WIDE, 2, ROWS)), axis=1)),)
     return _joined_columns(out, ROWS, WIDE, PARTS)
 
 
@@ -178,7 +179,7 @@ def _decode_kernel(
     query = query / size[:, None]
     grow = size * (softmax_scale * LOG2_E)
     query_sum = tl.sum(query, axis=1)
-    queries = _stacked_parts(query, ROWS, WIDE, PARTS, NARROW)
+    queries = _queries(query, ROWS, WIDE, PARTS, NARROW)
 
     best = tl.full((ROWS,), -INFINITY, tl.float32)
     total = tl.full((ROWS,), 0.0, tl.float32)
@@ -205,12 +206,12 @@ def _decode_kernel(
 
         scores = _scores(queries, parts_of(keys, MODE, PTX), ROWS, TILE, PARTS)
         if ROTATED:
-            scores = scores - query_sum[:, None] * _zero_points(k_word)[None, :]
+            scores = scores - query_sum[None, :] * _zero_points(k_word)[:, None]
         if SCALED:
-            scores = scores * k_word[None, :]
-        scores = tl.where(real[None, :], scores * grow[:, None], -INFINITY)
+            scores = scores * k_word[:, None]
+        scores = tl.where(real[:, None], scores * grow[None, :], -INFINITY)
 
-        top, louder = tl.maximum(best, tl.max(scores, axis=1)), loud
+        top, louder = tl.maximum(best, tl.max(scores, axis=0)), loud
         if SCALED:
             louder = tl.maximum(loud, tl.max(tl.abs(v_word), axis=0))
         if (tl.max((top > best).to(tl.int32), axis=0) > 0) | (louder > loud):
@@ -220,13 +221,13 @@ def _decode_kernel(
             zeros = zeros * fade
             sums = _faded(sums, fade, ROWS, WIDE, PARTS)
             best, loud = top, louder
-        weights = tl.exp2(scores - tl.where(best == -INFINITY, 0.0, best)[:, None])
-        total += tl.sum(weights, axis=1)
+        weights = tl.exp2(scores - tl.where(best == -INFINITY, 0.0, best)[None, :])
+        total += tl.sum(weights, axis=0)
         if SCALED:
-            weights = weights * (v_word * (1.0 / loud))[None, :]
+            weights = weights * (v_word * (1.0 / loud))[:, None]
         if ROTATED:
-            zeros += tl.sum(weights * _zero_points(v_word)[None, :], axis=1)
-        sums = _added(sums, _stacked(weights, ROWS, TILE, NARROW), parts_of(values, MODE, PTX), PARTS)
+            zeros += tl.sum(weights * _zero_points(v_word)[:, None], axis=0)
+        sums = _added(sums, _stacked(weights, TILE, ROWS, NARROW), parts_of(values, MODE, PTX), PARTS)
     whole = (_whole(sums, ROWS, WIDE, PARTS) - zeros[:, None]) * loud
     heads = tl.num_programs(0) * GROUP
     out = (sequence * tl.num_programs(1) + split) * heads + head * GROUP + row
@@ -305,10 +306,10 @@ def decode_attention(
     num_seqs, num_query_heads, head_size = query.shape
     num_heads, block_size = k_cells.shape[2], k_cells.shape[1]
     group, columns, run = num_query_heads // num_heads, triton.next_power_of_2(head_size), rotation_run(head_size)
-    rows, scaled, rotated = max(8, triton.next_power_of_2(group)), mode in PER_TOKEN_HEAD_BITS, mode.startswith("int4")
-    wide_tile, warps, stages = (64, 2, 2) if mode == "bfloat16" else (TILE, 1, 1)
+    rows, scaled, rotated = max(4, triton.next_power_of_2(group)), mode in PER_TOKEN_HEAD_BITS, mode.startswith("int4")
+    tile, warps, stages = TILES.get(mode, (32, 1, 1))
     splits = num_splits or _splits(query, num_heads, max_seq_len)
-    span = triton.cdiv(triton.cdiv(max_seq_len, splits), wide_tile) * wide_tile
+    span = triton.cdiv(triton.cdiv(max_seq_len, splits), tile) * tile
     splits = triton.cdiv(max_seq_len, span)
     parts = torch.empty(num_seqs, splits, num_query_heads, head_size, dtype=torch.float32, device=query.device)
     peaks, totals = torch.empty(2, num_seqs, splits, num_query_heads, dtype=torch.float32, device=query.device)
@@ -321,8 +322,8 @@ def decode_attention(
             block_table, seq_lens, softmax_scale / run if rotated else softmax_scale, span,
             *query.stride()[:2], block_table.stride(0), *words[0].stride()[:3],
             *(k_scale.stride() if scaled else (0, 0, 0)),
-            HEAD_SIZE=head_size, BLOCK_SIZE=block_size, GROUP=group, ROWS=rows, TILE=wide_tile,
-            RUN=min(wide_tile, block_size & -block_size), COLUMNS=columns, PARTS=PARTS[mode],
+            HEAD_SIZE=head_size, BLOCK_SIZE=block_size, GROUP=group, ROWS=rows, TILE=tile,
+            RUN=min(tile, block_size & -block_size), COLUMNS=columns, PARTS=PARTS[mode],
             K_BYTES=alignment(words[0]), V_BYTES=alignment(words[1]), **rotation, SCALED=scaled, MODE=mode,
             PTX=speaks_ptx(query.device), num_warps=warps, num_stages=stages,
         )  # fmt: skip
