@@ -2,7 +2,7 @@
 
 The codes of every mode are exact in float16 (a bfloat16 cache stays bfloat16), so the tensor cores multiply the codes
 themselves; scales come in afterwards, one a token. A query, and a row of weights, is given to them as the sum of two
-16-bit numbers, which stand below one another in the rows that a small group leaves empty anyway: 22 bits of it count.
+16-bit numbers, which stand beside one another in columns that a small group leaves empty anyway: 22 bits of it count.
 """
 
 import torch
@@ -26,8 +26,9 @@ from kvviz.memory.spec import PER_TOKEN_HEAD_BITS
 
 PARTS = {"bfloat16": 1, "fp8": 2, "fp8_per_token_head": 2, "int8_per_token_head": 2, "int4_per_token_head": 4}
 """Codes in the 16 bits that are loaded at once."""
-TILES = {"bfloat16": (64, 2, 2)}
-"""Context tokens that a program takes at a time, its warps, and the tiles that are loaded ahead; else (32, 1, 1)."""
+PROGRAM = {"bfloat16": (64, 2, 2, 4), "int4_per_token_head": (32, 1, 1, 16)}
+"""Context tokens that a program takes at a time, its warps, the tiles it has under way, and how many such programs fit
+a multiprocessor of an H200 beside one another (head size 128, a group of 4); every other mode: 32, 1, 1, 12."""
 LOG2_E = tl.constexpr(1.4426950408889634)
 FAINT = tl.constexpr(1e-30)
 
@@ -66,18 +67,15 @@ def _joined_columns(x, ROWS: tl.constexpr, WIDE: tl.constexpr, PARTS: tl.constex
 
 
 @device_function
-def _cells(
-    base, first, step, channel, seen, cache_token,
-    WORDS: tl.constexpr, WIDE: tl.constexpr, BYTES: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
-    """(TILE, WIDE) words of 16 bits: runs of tokens that lie in one block each."""
-    place = base + first[:, None, None] + (step * cache_token)[None, :, None]
-    place = tl.multiple_of(place, [BYTES, BYTES, BYTES]) + channel[None, None, :]
+def _cells(base, cell, WORDS: tl.constexpr, WIDE: tl.constexpr, BYTES: tl.constexpr, TILE: tl.constexpr):
+    """(TILE, WIDE) words of 16 bits, in chunks of 16: a tensor core wants eight rows in four lanes each."""
+    chunk, lane = tl.arange(0, WIDE // 16)[:, None, None] * 16, tl.arange(0, 16)[None, None, :]
+    place = tl.multiple_of(base + cell, [BYTES])[None, :, None] + (chunk + lane)
     if WORDS == WIDE:
-        words = tl.load(place, mask=seen, other=0)
+        words = tl.load(place)
     else:
-        words = tl.load(place, mask=seen & (channel < WORDS)[None, None, :], other=0)
-    return tl.reshape(words, (TILE, WIDE))
+        words = tl.load(place, mask=tl.broadcast_to(chunk + lane < WORDS, place.shape), other=0)
+    return tl.reshape(tl.permute(words, (1, 0, 2)), (TILE, WIDE))
 
 
 @device_function
@@ -158,7 +156,7 @@ def _decode_kernel(
     block_table_ptr, seq_lens_ptr, softmax_scale, span,
     query_seq, query_head, table_row, cache_block, cache_token, cache_head, scale_block, scale_token, scale_head,
     HEAD_SIZE: tl.constexpr, BLOCK_SIZE: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
-    RUN: tl.constexpr, COLUMNS: tl.constexpr, PARTS: tl.constexpr, K_BYTES: tl.constexpr, V_BYTES: tl.constexpr,
+    COLUMNS: tl.constexpr, PARTS: tl.constexpr, K_BYTES: tl.constexpr, V_BYTES: tl.constexpr,
     LOG2_RUN: tl.constexpr, SIGNS: tl.constexpr, SCALED: tl.constexpr, MODE: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
     WIDE: tl.constexpr = COLUMNS // PARTS
@@ -186,29 +184,24 @@ def _decode_kernel(
     zeros = tl.full((ROWS,), 0.0, tl.float32)
     sums = _nothing(ROWS, WIDE, PARTS)
     loud = FAINT if SCALED else 1.0
-    step, channel = tl.arange(0, RUN), tl.arange(0, WIDE)
     table = block_table_ptr + sequence * table_row
     k_base, v_base = k_cache_ptr + head * cache_head, v_cache_ptr + head * cache_head
     for at in range(loop_bound(start), loop_bound(stop), TILE):
-        run = at + tl.arange(0, TILE // RUN) * RUN
-        block = tl.load(table + run // BLOCK_SIZE, mask=run < stop, other=0).to(tl.int64)
-        first = block * cache_block + (run % BLOCK_SIZE) * cache_token
-        seen = (run[:, None] + step[None, :] < stop)[:, :, None]
-        keys = _cells(k_base, first, step, channel, seen, cache_token, WORDS, WIDE, K_BYTES, TILE)
-        values = _cells(v_base, first, step, channel, seen, cache_token, WORDS, WIDE, V_BYTES, TILE)
-        token = at + tl.arange(0, TILE)
-        real = token < stop
+        token = tl.minimum(at + tl.arange(0, TILE), stop - 1)  # beyond the end the last one again, with no weight
+        block, place = tl.load(table + token // BLOCK_SIZE).to(tl.int64), token % BLOCK_SIZE
+        cell = block * cache_block + place * cache_token
+        keys = _cells(k_base, cell, WORDS, WIDE, K_BYTES, TILE)
+        values = _cells(v_base, cell, WORDS, WIDE, V_BYTES, TILE)
         if SCALED:
-            block = tl.load(table + token // BLOCK_SIZE, mask=real, other=0).to(tl.int64)
-            place = block * scale_block + (token % BLOCK_SIZE) * scale_token + head * scale_head
-            k_word = tl.load(k_scale_ptr + place, mask=real, other=0.0)
-            v_word = tl.load(v_scale_ptr + place, mask=real, other=0.0)
+            place = block * scale_block + place * scale_token + head * scale_head
+            k_word, v_word = tl.load(k_scale_ptr + place), tl.load(v_scale_ptr + place)
 
         scores = _scores(queries, parts_of(keys, MODE, PTX), ROWS, TILE, PARTS)
         if ROTATED:
             scores = scores - query_sum[None, :] * _zero_points(k_word)[:, None]
         if SCALED:
             scores = scores * k_word[:, None]
+        real = at + tl.arange(0, TILE) < stop
         scores = tl.where(real[:, None], scores * grow[None, :], -INFINITY)
 
         top, louder = tl.maximum(best, tl.max(scores, axis=0)), loud
@@ -298,7 +291,7 @@ def decode_attention(
         query: ``(S, Hq, D)``, the last token of each sequence.
         k_cells, v_cells: ``(B, N, H, C)`` as ``contract.cache_halves`` gives them.
         max_seq_len: no sequence is longer.
-        num_splits: programs that share a context; by default as many as fill the GPU twice, 256 tokens each at least.
+        num_splits: programs that share a context; by default as many as the GPU runs at once.
 
     Returns:
         float32 ``(S, Hq, D)``.
@@ -307,8 +300,8 @@ def decode_attention(
     num_heads, block_size = k_cells.shape[2], k_cells.shape[1]
     group, columns, run = num_query_heads // num_heads, triton.next_power_of_2(head_size), rotation_run(head_size)
     rows, scaled, rotated = max(4, triton.next_power_of_2(group)), mode in PER_TOKEN_HEAD_BITS, mode.startswith("int4")
-    tile, warps, stages = TILES.get(mode, (32, 1, 1))
-    splits = num_splits or _splits(query, num_heads, max_seq_len)
+    tile, warps, stages, resident = PROGRAM.get(mode, (32, 1, 1, 12))
+    splits = num_splits or _splits(query, num_heads, max_seq_len, resident)
     span = triton.cdiv(triton.cdiv(max_seq_len, splits), tile) * tile
     splits = triton.cdiv(max_seq_len, span)
     parts = torch.empty(num_seqs, splits, num_query_heads, head_size, dtype=torch.float32, device=query.device)
@@ -323,7 +316,7 @@ def decode_attention(
             *query.stride()[:2], block_table.stride(0), *words[0].stride()[:3],
             *(k_scale.stride() if scaled else (0, 0, 0)),
             HEAD_SIZE=head_size, BLOCK_SIZE=block_size, GROUP=group, ROWS=rows, TILE=tile,
-            RUN=min(tile, block_size & -block_size), COLUMNS=columns, PARTS=PARTS[mode],
+            COLUMNS=columns, PARTS=PARTS[mode],
             K_BYTES=alignment(words[0]), V_BYTES=alignment(words[1]), **rotation, SCALED=scaled, MODE=mode,
             PTX=speaks_ptx(query.device), num_warps=warps, num_stages=stages,
         )  # fmt: skip
@@ -334,8 +327,9 @@ def decode_attention(
     return out
 
 
-def _splits(query: torch.Tensor, num_heads: int, max_seq_len: int) -> int:
+def _splits(query: torch.Tensor, num_heads: int, max_seq_len: int, resident: int) -> int:
+    """As many as the GPU runs at once, so that none waits for a second turn; 256 tokens each at least."""
     if INTERPRETED:
         return 1
-    programs = 16 * torch.cuda.get_device_properties(query.device).multi_processor_count
+    programs = resident * torch.cuda.get_device_properties(query.device).multi_processor_count
     return max(1, min(triton.cdiv(max_seq_len, 256), programs // (len(query) * num_heads)))

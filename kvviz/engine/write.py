@@ -106,6 +106,30 @@ def _write_kernel(
     tl.store(target[:, None] + column[None, :], codes, mask=tile)
 
 
+@dataclass(frozen=True)
+class Program:
+    """The shape of a launch of :func:`write_kv`: what one program takes, and what its compiler is told.
+
+    Attributes:
+        tokens, heads: a program takes their product of cells of K, and as many of V. By default all of both in the
+            interpreter, as far as Triton's largest tensor goes, and 8 cells on a GPU, 16 where they are rotated.
+            1 and 1 is upstream's shape.
+        wide: columns of a cell that lie beside one another in the threads, a power of two of at least 8; the other
+            columns lie in the same threads again. By default all in the interpreter; on a GPU 32, which are 4 threads,
+            and 8, a single thread, where cells are rotated: fewer threads a cell, fewer exchanges between them.
+        warps: of 32 threads each; a power of two.
+        aligned: the compiler is told what divides all addresses, so that it may load and store up to 16 bytes at once.
+        instructions: conversions in single instructions where the GPU has them (sm_89 and later).
+    """
+
+    tokens: int | None = None
+    heads: int | None = None
+    wide: int | None = None
+    warps: int | None = None
+    aligned: bool = True
+    instructions: bool = True
+
+
 def write_kv(
     key: torch.Tensor,
     value: torch.Tensor,
@@ -115,8 +139,7 @@ def write_kv(
     k_scale_cache: torch.Tensor | None = None,
     v_scale_cache: torch.Tensor | None = None,
     *,
-    tokens_per_program: int | None = None,
-    heads_per_program: int | None = None,
+    program: Program = Program(),
     slots_checked: bool = False,
 ) -> None:
     """Write T tokens of one layer into the cache, through exactly the views that are given.
@@ -134,9 +157,7 @@ def write_kv(
         slot_mapping: int64 ``(T,)``; slot ``s`` is token ``s % N`` of block ``s // N``.
         kv_cache_dtype: the mode.
         k_scale_cache, v_scale_cache: float32 ``(B, N, H)`` for per-token-head modes, else None.
-        tokens_per_program, heads_per_program: the size of one program, at least 1; by default all of both in the
-            interpreter (as far as Triton's largest tensor goes), one token with all heads on a GPU. 1 and 1 is
-            upstream's shape of a launch.
+        program: the shape of the launch; it changes no bytes unless those of one launch overlap.
         slots_checked: the caller vouches that every slot lies inside the cache. Looking at them waits for the GPU,
             which costs more than a small launch.
 
@@ -154,18 +175,19 @@ def write_kv(
         )
     if num_tokens == 0:
         return
-    program = _program(key, kv_cache_dtype, tokens_per_program, heads_per_program)
+    tokens, heads, wide, warps = _shape(program, key, kv_cache_dtype)
+    rows, columns = triton.next_power_of_2(2 * tokens * heads), triton.next_power_of_2(head_size)
     scaled, run = kv_cache_dtype in PER_TOKEN_HEAD_BITS, rotation_run(head_size)
     with launching():
-        _write_kernel[(triton.cdiv(num_tokens, program.tokens), triton.cdiv(num_heads, program.heads))](
+        _write_kernel[(triton.cdiv(num_tokens, tokens), triton.cdiv(num_heads, heads))](
             key, value, k_cells, v_cells,
             k_scale_cache if scaled else k_cells, v_scale_cache if scaled else v_cells, slot_mapping, num_tokens,
             key.stride(0), key.stride(1), *k_cells.stride()[:3], *(k_scale_cache.stride() if scaled else (0, 0, 0)),
-            HEAD_SIZE=head_size, NUM_HEADS=num_heads, BLOCK_SIZE=k_cells.shape[1], TOKENS=program.tokens,
-            HEADS=program.heads, ROWS=program.rows, REP=program.rep, WIDE=program.wide,
-            IN_BYTES=alignment(key, value), CACHE_BYTES=alignment(k_cells, v_cells), LOG2_RUN=run.bit_length() - 1,
+            HEAD_SIZE=head_size, NUM_HEADS=num_heads, BLOCK_SIZE=k_cells.shape[1], TOKENS=tokens, HEADS=heads,
+            ROWS=rows, REP=columns // wide, WIDE=wide, IN_BYTES=alignment(key, value) if program.aligned else 1,
+            CACHE_BYTES=alignment(k_cells, v_cells) if program.aligned else 1, LOG2_RUN=run.bit_length() - 1,
             SIGNS=sign_bits(run) if kv_cache_dtype == "int4_per_token_head" else 0, MODE=kv_cache_dtype,
-            PTX=speaks_ptx(key.device), num_warps=program.warps, enable_fp_fusion=False,
+            PTX=program.instructions and speaks_ptx(key.device), num_warps=warps, enable_fp_fusion=False,
         )  # fmt: skip
 
 
@@ -181,32 +203,22 @@ def sign_bits(run: int) -> int:
     return sum(1 << place for place, sign in enumerate(rotation_signs(run).tolist()) if sign < 0)
 
 
-@dataclass(frozen=True)
-class _Program:
-    tokens: int
-    heads: int
-    rows: int
-    rep: int
-    wide: int
-    warps: int
-
-
-def _program(key: torch.Tensor, mode: str, tokens: int | None, heads: int | None) -> _Program:
-    """The work of one program: as asked, or by default as much as fits in the interpreter, and 16 or 32 rows on a GPU.
-
-    There a cell's row lies in the registers of 4 threads, or of a single one where it is rotated: no shuffles then.
-    """
+def _shape(program: Program, key: torch.Tensor, mode: str) -> tuple[int, int, int, int]:
+    """Tokens, heads, wide and warps: as asked, or by default as the class says."""
     num_tokens, num_heads, head_size = key.shape
-    for name, asked in (("tokens_per_program", tokens), ("heads_per_program", heads)):
+    for name in ("tokens", "heads", "wide", "warps"):
+        asked = getattr(program, name)
         if asked is not None and not is_integer(asked, 1):
-            raise ValueError(f"{name} must be an integer of at least 1, not {asked!r}")
-    columns = triton.next_power_of_2(head_size)
+            raise ValueError(f"{name} of a program must be an integer of at least 1, not {asked!r}")
+    for name, asked, least in (("wide", program.wide, 8), ("warps", program.warps, 1)):
+        if asked is not None and (asked < least or asked & (asked - 1)):
+            raise ValueError(f"{name} of a program must be a power of two of at least {least}, not {asked}")
+    rotated, columns = mode == "int4_per_token_head", triton.next_power_of_2(head_size)
     largest = LARGEST_TENSOR // columns
-    wide, rows_wanted = columns, largest
-    if not INTERPRETED:
-        rotated = mode == "int4_per_token_head"
-        wide, rows_wanted = min(columns, 8 if rotated else 32), 32 if rotated else 16
-    heads = min(heads or (num_heads if INTERPRETED else max(1, rows_wanted // 2)), num_heads)
-    tokens = min(tokens or num_tokens, num_tokens, max(1, (largest if tokens else rows_wanted) // (2 * heads)))
-    rows = triton.next_power_of_2(2 * tokens * heads)
-    return _Program(tokens, heads, rows, columns // wide, wide, max(1, min(8, rows * wide // 256)))
+    wide, rows = (columns, largest) if INTERPRETED else (8, 32) if rotated else (32, 16)
+    wide = min(program.wide or wide, columns)
+    heads = min(program.heads or (num_heads if INTERPRETED else rows // 2), num_heads)
+    most = max(1, (largest if program.tokens else rows) // (2 * heads))
+    tokens = min(program.tokens or num_tokens, num_tokens, most)
+    warps = max(1, min(8, triton.next_power_of_2(2 * tokens * heads) * wide // 512))
+    return tokens, heads, wide, program.warps or warps

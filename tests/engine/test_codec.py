@@ -226,7 +226,7 @@ for mode, capability in json.loads(sys.argv[1]):
     tiles = {"GROUP": 3, "QUERIES": 5, "ROWS": 16, "HEADS": 1, "TILE": 32, "COLUMNS": 64}
     tiles |= {"SCALED": scaled, "MODE": mode}
     decodes = ["*bf16", "*i16", "*i16"] + ["*fp32"] * 5 + ["*i32", "*i32", "fp32"] + ["i32"] * 10
-    one = {"HEAD_SIZE": 64, "BLOCK_SIZE": 16, "GROUP": 3, "ROWS": 8, "TILE": 32, "RUN": 16, "COLUMNS": 64} | both
+    one = {"HEAD_SIZE": 64, "BLOCK_SIZE": 16, "GROUP": 3, "ROWS": 4, "TILE": 32, "COLUMNS": 64} | both
     one |= {"PARTS": decode.PARTS[mode], "K_BYTES": 4, "V_BYTES": 4, "SCALED": scaled}
     one |= {"MODE": mode, "PTX": capability >= 89}
     merges = ["*fp32"] * 4 + ["i32"] * 3
