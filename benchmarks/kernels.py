@@ -4,18 +4,21 @@ Needs an NVIDIA GPU; takes about a minute on an H200. In one run it measures the
 bytes read and written counted; a large copy to and from pinned host memory), and then each kernel against them:
 
 * quantise-and-write of every mode, per-layer and cross-layer (packed NHD, blocks of 16), few to many tokens at
-  random slots;
-* decode attention of 64 sequences of 8,192 tokens, 32 query and 8 KV heads of 128, in every mode;
+  random slots; and the same write in five steps, from one program a cell to what is shipped;
+* cells read in order and gathered: with the scale in the tail, with padding, and with the scales apart;
+* decode attention of 64 sequences of 8,192 tokens, 32 query and 8 KV heads of 128, in every mode, and with other
+  numbers of splits; prefill of 4 prompts of 1,024 tokens;
 * 32 blocks of 28 layers to pinned memory and back: gathered into one piece, and piece by piece.
 
-Bytes are the useful ones: inputs once, codes and scales once. A time is the median of graph replays, each of several
-launches over different inputs and layers, which together are larger than the L2 cache. Prints a table, and writes JSON.
+Bytes are the useful ones: inputs once, codes and scales once. A time is the median of graph replays, each of 16 to 64
+launches over different layers, or as many as are larger than the L2 cache together. Prints a table, and writes JSON.
 """
 
 import argparse
 import datetime
 import importlib.metadata
 import json
+import math
 import statistics
 import sys
 from collections.abc import Callable, Sequence
@@ -25,24 +28,44 @@ import torch
 
 from kvviz.engine.attention import paged_attention
 from kvviz.engine.blocks import BlockPool
+from kvviz.engine.codec import tl, triton
+from kvviz.engine.contract import cache_halves
+from kvviz.engine.decode import decode_attention
 from kvviz.engine.gather import BlockGatherer
 from kvviz.engine.mode import device
 from kvviz.engine.offload import Offloader
-from kvviz.engine.write import write_kv
+from kvviz.engine.write import Program, write_kv
 from kvviz.memory.buffers import KVCache, allocate
-from kvviz.memory.spec import MODES, CacheSpec
+from kvviz.memory.spec import MODES, PER_TOKEN_HEAD_BITS, CacheSpec
+from kvviz.show.canvas import save
+from kvviz.show.roofline import roofline
 
 LAYOUTS = {"per-layer": "LBNHC", "cross-layer": "BLNHC"}
-BLOCK_SIZE, NUM_LAYERS = 16, 4
+BLOCK_SIZE = 16
 WRITES = ((256, 8, 128), (1_024, 8, 128), (4_096, 8, 128), (16_384, 8, 128), (65_536, 8, 128), (65_536, 2, 64))
 """Tokens, KV heads, head size."""
+STEPS = {
+    "a program for each cell": Program(1, 1, wide=256, warps=4, aligned=False, instructions=False),
+    "a program for all heads of a token": Program(1, wide=256, warps=4, aligned=False, instructions=False),
+    "addresses known to be aligned": Program(1, wide=256, warps=4, instructions=False),
+    "a cell in few threads": Program(instructions=False),
+    "conversions in one instruction": Program(),
+}
+CELLS = (
+    *((128, stride, True) for stride in (132, 264, 144, 160)), (128, 128, False),
+    *((256, stride, True) for stride in (260, 520, 272, 288)), (256, 256, False),
+)  # fmt: skip
+"""Bytes of data, bytes from one cell to the next, and whether the scale follows the data."""
+NUM_CELLS = 1 << 20
 NUM_SEQS, CONTEXT, NUM_QUERY_HEADS, NUM_HEADS, HEAD_SIZE = 64, 8_192, 32, 8, 128
 REPLAYS = 25
+DEVICE = device()
 
 
 def microseconds(calls: Sequence[Callable[[], object]]) -> float:
     """Median time of one of ``calls``, which are recorded together in a CUDA graph and replayed."""
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for call in calls:
             call()
@@ -68,10 +91,13 @@ def timed(call: Callable[[], object]) -> float:
 
 
 def ceilings() -> dict[str, float]:
-    """GB/s of a copy on the device (read and written bytes), to pinned host memory, and back."""
-    source = torch.randint(0, 256, (1 << 30,), dtype=torch.uint8, device="cuda")
+    """GB/s of a copy on the device (read and written bytes), to pinned host memory, and back; and microseconds of a
+    launch of next to nothing, in a graph."""
+    source = torch.randint(0, 256, (1 << 30,), dtype=torch.uint8, device=DEVICE)
     target = torch.empty_like(source)
     found = {"copy": 2 * source.numel() / timed(lambda: target.copy_(source)) / 1e3}
+    nothing = torch.zeros(1, device=DEVICE)
+    found["launch"] = microseconds([lambda: nothing.add_(1)] * 64)
     host = torch.empty(1 << 26, dtype=torch.uint8, pin_memory=True)
     part = source[: host.numel()]
     found["to host"] = host.numel() / timed(lambda: host.copy_(part, non_blocking=True)) / 1e3
@@ -84,47 +110,121 @@ def scale_views(cache: KVCache) -> list[tuple]:
     return list(cache.carve_scales()) if cache.spec.is_per_token_head else [(None, None)] * cache.spec.num_layers
 
 
-def write_row(mode: str, layout: str, num_tokens: int, num_heads: int, head_size: int) -> dict:
-    """One size of write_kv, into layer after layer of one cache."""
-    spec = CacheSpec(NUM_LAYERS, max(num_tokens // BLOCK_SIZE, 1), BLOCK_SIZE, num_heads, head_size, mode)
-    cache = allocate(spec, LAYOUTS[layout], "cuda")
-    key, value = torch.randn(2, NUM_LAYERS, num_tokens, num_heads, head_size, device="cuda").to(torch.bfloat16)
-    slots = [torch.randperm(num_tokens, device="cuda") for _ in range(NUM_LAYERS)]
+def write_row(mode: str, layout: str, size: tuple[int, int, int], step: str = "") -> dict:
+    """One size (tokens, KV heads, head size) of write_kv, into layer after layer of one cache."""
+    num_tokens, num_heads, head_size = size
+    cell = CacheSpec(1, 1, BLOCK_SIZE, num_heads, head_size, mode).cell_bytes
+    moved = 2 * num_tokens * num_heads * (2 * head_size + cell) + 8 * num_tokens
+    launches = max(16, min(64, (128 << 20) // moved))
+    spec = CacheSpec(launches, max(num_tokens // BLOCK_SIZE, 1), BLOCK_SIZE, num_heads, head_size, mode)
+    cache = allocate(spec, LAYOUTS[layout], DEVICE)
+    inputs = torch.empty(2, launches, *size, dtype=torch.bfloat16, device=DEVICE).normal_()
+    slots = [torch.randperm(num_tokens, device=DEVICE) for _ in range(launches)]
     calls = [
         lambda layer=layer, scales=scales: write_kv(
-            key[layer], value[layer], cache.kv_caches[layer], slots[layer], mode, *scales, slots_checked=True
+            *inputs[:, layer],
+            cache.kv_caches[layer],
+            slots[layer],
+            mode,
+            *scales,
+            program=STEPS.get(step, Program()),
+            slots_checked=True,
         )
         for layer, scales in enumerate(scale_views(cache))
     ]
-    cells = 2 * num_tokens * num_heads
-    moved = cells * (2 * head_size + spec.cell_bytes) + 8 * num_tokens
-    return {"kernel": "write", "T": num_tokens, "H": num_heads, "D": head_size} | _row(mode, layout, moved, calls)
+    kernel = {"kernel": "write step", "step": step} if step else {"kernel": "write"}
+    return kernel | dict(zip("THD", size, strict=True)) | _row(mode, layout, moved, calls)
 
 
-def decode_row(mode: str, layout: str) -> dict:
-    """paged_attention of one query a sequence, over two layers of one cache in turn."""
+@triton.jit
+def _read_kernel(
+    cell_ptr, scale_ptr, order_ptr, out_ptr, cell_stride, scale_stride,
+    CELLS: tl.constexpr, DATA: tl.constexpr, BYTES: tl.constexpr,
+):  # fmt: skip
+    cell = tl.load(order_ptr + tl.program_id(0) * CELLS + tl.arange(0, CELLS))
+    place = tl.multiple_of(cell_ptr + cell * cell_stride, [BYTES])[:, None] + tl.arange(0, DATA)[None, :]
+    total = tl.sum(tl.load(place).to(tl.int32), axis=1).to(tl.float32) * tl.load(scale_ptr + cell * scale_stride)
+    tl.store(out_ptr + tl.program_id(0), tl.sum(total, axis=0))
+
+
+def cell_row(data: int, stride: int, inline: bool, order: str) -> dict:
+    """Every cell and its scale read once, with as wide loads as the stride allows."""
+    sets = [torch.zeros(NUM_CELLS * stride, dtype=torch.uint8, device=DEVICE) for _ in range(4)]
+    apart = torch.zeros(NUM_CELLS, dtype=torch.float32, device=DEVICE)
+    numbers = (
+        torch.randperm(NUM_CELLS, device=DEVICE) if order == "gathered" else torch.arange(NUM_CELLS, device=DEVICE)
+    )
+    out, programs = torch.empty(NUM_CELLS // 16, device=DEVICE), (NUM_CELLS // 16,)
+    calls = [
+        lambda cells=cells: _read_kernel[programs](
+            cells, cells.view(torch.float32)[data // 4 :] if inline else apart, numbers, out, stride,
+            stride // 4 if inline else 1, CELLS=16, DATA=data, BYTES=math.gcd(16, stride), num_warps=2,
+        )
+        for cells in sets
+    ]  # fmt: skip
+    moved = NUM_CELLS * (data + 4)
+    sizes = {"data": data, "stride": stride, "inline": inline, "cells": NUM_CELLS}
+    return {"kernel": "read cells", "order": order, "bytes": moved, "us": microseconds(calls)} | sizes
+
+
+def decode_rows(mode: str, layout: str, splits: Sequence[int] = ()) -> list[dict]:
+    """paged_attention of one query a sequence, over two layers of one cache in turn; then with other splits."""
     blocks = NUM_SEQS * CONTEXT // BLOCK_SIZE
     spec = CacheSpec(2, blocks, BLOCK_SIZE, NUM_HEADS, HEAD_SIZE, mode)
-    cache = allocate(spec, LAYOUTS[layout], "cuda")
+    cache = allocate(spec, LAYOUTS[layout], DEVICE)
     scales = scale_views(cache)
-    every = torch.randperm(blocks * BLOCK_SIZE, device="cuda")
+    every = torch.randperm(blocks * BLOCK_SIZE, device=DEVICE)
     for layer, kv in enumerate(cache.kv_caches):
         for part in every.split(1 << 16):
-            key, value = torch.randn(2, len(part), NUM_HEADS, HEAD_SIZE, device="cuda").to(torch.bfloat16)
+            key, value = torch.randn(2, len(part), NUM_HEADS, HEAD_SIZE, device=DEVICE).to(torch.bfloat16)
             write_kv(key, value, kv, part, mode, *scales[layer], slots_checked=True)
-    query = torch.randn(NUM_SEQS, NUM_QUERY_HEADS, HEAD_SIZE, device="cuda").to(torch.bfloat16)
-    table = torch.randperm(blocks, device="cuda").to(torch.int32).view(NUM_SEQS, -1)
-    lengths = torch.full((NUM_SEQS,), CONTEXT, dtype=torch.int32, device="cuda")
-    starts = torch.arange(NUM_SEQS + 1, dtype=torch.int32, device="cuda")
+    query = torch.randn(NUM_SEQS, NUM_QUERY_HEADS, HEAD_SIZE, device=DEVICE).to(torch.bfloat16)
+    table = torch.randperm(blocks, device=DEVICE).to(torch.int32).view(NUM_SEQS, -1)
+    lengths = torch.full((NUM_SEQS,), CONTEXT, dtype=torch.int32, device=DEVICE)
+    starts = torch.arange(NUM_SEQS + 1, dtype=torch.int32, device=DEVICE)
+    layers = list(zip(cache.kv_caches, scales, strict=True)) * 2
     calls = [
         lambda kv=kv, pair=pair: paged_attention(
             query, kv, table, lengths, starts, mode, *pair, max_query_len=1, max_seq_len=CONTEXT
         )
-        for kv, pair in zip(cache.kv_caches, scales, strict=True)
+        for kv, pair in layers
     ]
-    moved = NUM_SEQS * CONTEXT * NUM_HEADS * 2 * spec.cell_bytes
     sizes = {"S": NUM_SEQS, "T": CONTEXT, "Hq": NUM_QUERY_HEADS, "H": NUM_HEADS, "D": HEAD_SIZE}
-    return {"kernel": "decode attention"} | sizes | _row(mode, layout, moved, calls)
+    moved = NUM_SEQS * CONTEXT * NUM_HEADS * 2 * spec.cell_bytes
+    rows = [{"kernel": "decode attention"} | sizes | _row(mode, layout, moved, calls)]
+    for count in splits:
+        calls = [
+            lambda kv=kv, pair=pair, count=count: decode_attention(
+                query, *cache_halves(kv, mode), table, lengths, mode, *pair,
+                softmax_scale=HEAD_SIZE**-0.5, max_seq_len=CONTEXT, num_splits=count,
+            )
+            for kv, pair in layers
+        ]  # fmt: skip
+        rows.append({"kernel": "decode splits", "splits": count} | sizes | _row(mode, layout, moved, calls))
+    return rows
+
+
+def prefill_row(mode: str, layout: str, num_seqs: int = 4, length: int = 1_024) -> dict:
+    """paged_attention of whole prompts, causal; here arithmetic is the limit and not memory."""
+    blocks = num_seqs * length // BLOCK_SIZE
+    spec = CacheSpec(1, blocks, BLOCK_SIZE, NUM_HEADS, HEAD_SIZE, mode)
+    cache = allocate(spec, LAYOUTS[layout], DEVICE)
+    table = torch.arange(blocks, dtype=torch.int32, device=DEVICE).view(num_seqs, -1)
+    key, value = torch.randn(2, num_seqs * length, NUM_HEADS, HEAD_SIZE, device=DEVICE).to(torch.bfloat16)
+    scales = scale_views(cache)[0]
+    write_kv(key, value, cache.kv_caches[0], torch.arange(len(key), device=DEVICE), mode, *scales, slots_checked=True)
+    query = torch.randn(num_seqs * length, NUM_QUERY_HEADS, HEAD_SIZE, device=DEVICE).to(torch.bfloat16)
+    lengths = torch.full((num_seqs,), length, dtype=torch.int32, device=DEVICE)
+    starts = torch.arange(0, num_seqs * length + 1, length, dtype=torch.int32, device=DEVICE)
+
+    def call() -> torch.Tensor:
+        given = (query, cache.kv_caches[0], table, lengths, starts, mode, *scales)
+        return paged_attention(*given, max_query_len=length, max_seq_len=length)
+
+    sizes = {"S": num_seqs, "T": length, "Hq": NUM_QUERY_HEADS, "H": NUM_HEADS, "D": HEAD_SIZE}
+    moved = num_seqs * length * (2 * NUM_HEADS * spec.cell_bytes + NUM_QUERY_HEADS * HEAD_SIZE * (2 + 4))
+    flops = 4 * num_seqs * NUM_QUERY_HEADS * HEAD_SIZE * length * (length + 1) // 2
+    return {"kernel": "prefill", "flop": flops} | sizes | _row(mode, layout, moved, [call])
 
 
 def _row(mode: str, layout: str, moved: int, calls: Sequence[Callable[[], object]]) -> dict:
@@ -134,14 +234,14 @@ def _row(mode: str, layout: str, moved: int, calls: Sequence[Callable[[], object
 def offload_rows(layout: str) -> list[dict]:
     """32 scattered blocks of 28 layers to pinned memory and back, gathered and piece by piece."""
     spec = CacheSpec(28, 128, BLOCK_SIZE, 8, 128, "fp8_per_token_head")
-    cache = allocate(spec, LAYOUTS[layout], "cuda")
+    cache = allocate(spec, LAYOUTS[layout], DEVICE)
     for storage in cache.storages:
         storage.random_(0, 256)
     offloader = Offloader(cache, BlockPool(128), 32)
-    blocks = torch.randperm(128, device="cuda")[:32]
-    stage = torch.empty(32, offloader.block_bytes, dtype=torch.uint8, device="cuda")
+    blocks = torch.randperm(128, device=DEVICE)[:32]
+    stage = torch.empty(32, offloader.block_bytes, dtype=torch.uint8, device=DEVICE)
     gatherer = BlockGatherer(cache.storages, offloader.pieces_of, offloader.block_bytes)
-    host = torch.empty(stage.shape, dtype=torch.uint8, pin_memory=True)
+    host = torch.empty(stage.shape, dtype=torch.uint8, pin_memory=DEVICE.type == "cuda")
     pieces = [(row, piece) for row, block in enumerate(blocks.tolist()) for piece in offloader.pieces_of[block]]
 
     def piece_by_piece(to_host: bool) -> None:
@@ -166,8 +266,16 @@ def offload_rows(layout: str) -> list[dict]:
 def measure() -> dict:
     """Everything, with the ceilings of the same run and each row's share of its own."""
     limits = ceilings()
-    rows = [write_row(mode, layout, *size) for size in WRITES for mode in MODES for layout in LAYOUTS]
-    rows += [decode_row(mode, layout) for mode in MODES for layout in LAYOUTS]
+    rows = [write_row(mode, layout, size) for size in WRITES for mode in MODES for layout in LAYOUTS]
+    stepped = [mode for mode in MODES if mode in PER_TOKEN_HEAD_BITS]
+    rows += [write_row(m, "per-layer", (65_536, 8, 128), step) for m in stepped for step in STEPS]
+    rows += [cell_row(*cell, order) for cell in CELLS for order in ("in order", "gathered")]
+    for mode in MODES:
+        for layout in LAYOUTS:
+            rows += decode_rows(
+                mode, layout, range(1, 9) if (mode, layout) == ("fp8_per_token_head", "per-layer") else ()
+            )
+    rows += [prefill_row(mode, "per-layer") for mode in MODES]
     rows += [row for layout in LAYOUTS for row in offload_rows(layout)]
     for row in rows:
         row["GB/s"] = row["bytes"] / row["us"] / 1e3
@@ -185,38 +293,20 @@ def measure() -> dict:
 
 def table(result: dict) -> str:
     """The result for a terminal."""
-    lines = ["ceilings, GB/s: " + ", ".join(f"{name} {value:,.0f}" for name, value in result["ceilings"].items())]
+    lines = ["{machine}, {date}: copy {copy:,.0f} GB/s, to host {to host:.1f}, from host {from host:.1f}; a launch "
+             "{launch:.1f} us".format(**result, **result["ceilings"])]  # fmt: skip
     for row in result["rows"]:
-        sizes = " ".join(f"{name}={row[name]:,}" for name in ("S", "T", "H", "D", "blocks", "layers") if name in row)
-        how = "" if "gathered" not in row else ", gathered" if row["gathered"] else ", piece by piece"
+        sizes = {k: row[k] for k in ("S", "T", "H", "D", "blocks", "layers", "data", "stride", "splits") if k in row}
+        words = [row[name] for name in ("mode", "layout", "step", "order") if name in row]
+        if "gathered" in row:
+            words.append("gathered" if row["gathered"] else "piece by piece")
+        if not row.get("inline", True):
+            words.append("scales apart")
         lines.append(
-            f"{row['kernel']:16s} {row['mode']:21s} {row['layout'] + how:27s} {sizes:31s} "
+            f"{row['kernel']:16s} {', '.join(words):70s} {' '.join(f'{k}={v:,}' for k, v in sizes.items()):31s} "
             f"{row['us']:10,.1f} us {row['GB/s']:8,.0f} GB/s {row['share']:6.1%}"
         )
     return "\n".join(lines)
-
-
-def plot(result: dict, path: Path) -> None:
-    """Roofline: what each kernel moves a second over what it moves in all, under the copy's ceiling."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 5), layout="constrained")
-    axes = figure.subplots()
-    limit = result["ceilings"]["copy"]
-    axes.axhline(limit, color="black", linewidth=1.5)
-    axes.annotate(
-        f"copy on this device: {limit:,.0f} GB/s", (0.01, limit), xycoords=("axes fraction", "data"), va="bottom"
-    )
-    markers = {"write": "o", "decode attention": "s"}
-    for kernel, marker in markers.items():
-        for number, mode in enumerate(MODES):
-            rows = [r for r in result["rows"] if (r["kernel"], r["mode"], r["layout"]) == (kernel, mode, "per-layer")]
-            points = sorted((row["bytes"], row["GB/s"]) for row in rows)
-            axes.plot(*zip(*points, strict=True), marker + "-", color=f"C{number}", label=f"{kernel}, {mode}")
-    axes.set(xscale="log", yscale="log", xlabel="useful bytes of one launch", ylabel="GB/s")
-    axes.grid(which="both", alpha=0.25)
-    axes.legend(fontsize=8, loc="lower right")
-    figure.savefig(path)
 
 
 def main() -> int:
@@ -224,7 +314,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="where the JSON goes; default: after the table")
     parser.add_argument("--plot", type=Path, help="where a roofline goes, .svg or .png")
     options = parser.parse_args()
-    if device().type != "cuda":
+    if DEVICE.type != "cuda":
         print("benchmarks/kernels.py: no NVIDIA GPU here, and the interpreter has no memory's limit.", file=sys.stderr)
         return 2
     result = measure()
@@ -235,7 +325,7 @@ def main() -> int:
     else:
         print(text)
     if options.plot:
-        plot(result, options.plot)
+        save(roofline(result), options.plot)
     return 0
 
 

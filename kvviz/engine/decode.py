@@ -26,9 +26,11 @@ from kvviz.memory.spec import PER_TOKEN_HEAD_BITS
 
 PARTS = {"bfloat16": 1, "fp8": 2, "fp8_per_token_head": 2, "int8_per_token_head": 2, "int4_per_token_head": 4}
 """Codes in the 16 bits that are loaded at once."""
-PROGRAM = {"bfloat16": (64, 2, 2, 4), "int4_per_token_head": (32, 1, 1, 16)}
-"""Context tokens that a program takes at a time, its warps, the tiles it has under way, and how many such programs fit
-a multiprocessor of an H200 beside one another (head size 128, a group of 4); every other mode: 32, 1, 1, 12."""
+TILE = 32
+"""Context tokens that a program takes at a time."""
+PROGRAM = {"bfloat16": (2, 8), "int4_per_token_head": (1, 16)}
+"""Warps of a program, and how many programs a multiprocessor of an H200 holds at once (head size 128, a group of 4);
+every other mode: 1 and 12. One round of programs is faster than one and a half (``benchmarks/kernels.py``)."""
 LOG2_E = tl.constexpr(1.4426950408889634)
 FAINT = tl.constexpr(1e-30)
 
@@ -300,9 +302,9 @@ def decode_attention(
     num_heads, block_size = k_cells.shape[2], k_cells.shape[1]
     group, columns, run = num_query_heads // num_heads, triton.next_power_of_2(head_size), rotation_run(head_size)
     rows, scaled, rotated = max(4, triton.next_power_of_2(group)), mode in PER_TOKEN_HEAD_BITS, mode.startswith("int4")
-    tile, warps, stages, resident = PROGRAM.get(mode, (32, 1, 1, 12))
+    warps, resident = PROGRAM.get(mode, (1, 12))
     splits = num_splits or _splits(query, num_heads, max_seq_len, resident)
-    span = triton.cdiv(triton.cdiv(max_seq_len, splits), tile) * tile
+    span = triton.cdiv(triton.cdiv(max_seq_len, splits), TILE) * TILE
     splits = triton.cdiv(max_seq_len, span)
     parts = torch.empty(num_seqs, splits, num_query_heads, head_size, dtype=torch.float32, device=query.device)
     peaks, totals = torch.empty(2, num_seqs, splits, num_query_heads, dtype=torch.float32, device=query.device)
@@ -315,10 +317,10 @@ def decode_attention(
             block_table, seq_lens, softmax_scale / run if rotated else softmax_scale, span,
             *query.stride()[:2], block_table.stride(0), *words[0].stride()[:3],
             *(k_scale.stride() if scaled else (0, 0, 0)),
-            HEAD_SIZE=head_size, BLOCK_SIZE=block_size, GROUP=group, ROWS=rows, TILE=tile,
+            HEAD_SIZE=head_size, BLOCK_SIZE=block_size, GROUP=group, ROWS=rows, TILE=TILE,
             COLUMNS=columns, PARTS=PARTS[mode],
             K_BYTES=alignment(words[0]), V_BYTES=alignment(words[1]), **rotation, SCALED=scaled, MODE=mode,
-            PTX=speaks_ptx(query.device), num_warps=warps, num_stages=stages,
+            PTX=speaks_ptx(query.device), num_warps=warps, num_stages=1,
         )  # fmt: skip
         _merge_kernel[(num_seqs, triton.cdiv(num_query_heads, 4))](
             parts, peaks, totals, out, *out.stride()[:2], splits, NUM_HEADS=num_query_heads, HEAD_SIZE=head_size,

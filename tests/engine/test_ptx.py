@@ -107,6 +107,7 @@ def test_nothing_hides_a_row_that_is_not_finite():
 
 def test_the_interpreter_and_older_gpus_run_the_twins(monkeypatch):
     """What decides is one function."""
+    monkeypatch.setattr(codec, "MODE", "interpreter")
     assert codec.speaks_ptx.__wrapped__(torch.device("cpu")) is False
     monkeypatch.setattr(codec, "MODE", "gpu")
     for capability, speaks in (((8, 0), False), ((8, 6), False), ((8, 9), True), ((9, 0), True), ((12, 0), True)):
