@@ -30,10 +30,10 @@ from kvviz.engine.attention import paged_attention
 from kvviz.engine.blocks import BlockPool
 from kvviz.engine.codec import tl, triton
 from kvviz.engine.contract import cache_halves
-from kvviz.engine.decode import decode_attention
 from kvviz.engine.gather import BlockGatherer
 from kvviz.engine.mode import device
 from kvviz.engine.offload import Offloader
+from kvviz.engine.tensor_cores import tiled_attention
 from kvviz.engine.write import Program, write_kv
 from kvviz.memory.buffers import KVCache, allocate
 from kvviz.memory.spec import MODES, PER_TOKEN_HEAD_BITS, CacheSpec
@@ -57,8 +57,10 @@ CELLS = (
 )  # fmt: skip
 """Bytes of data, bytes from one cell to the next, and whether the scale follows the data."""
 NUM_CELLS = 1 << 20
+TRANSFERS = 4
+"""That many are timed together: the launches of one run while the copies of another do."""
 NUM_SEQS, CONTEXT, NUM_QUERY_HEADS, NUM_HEADS, HEAD_SIZE = 64, 8_192, 32, 8, 128
-REPLAYS = 25
+LAUNCHES, REPLAYS = (16, 64), 25
 DEVICE = device()
 
 
@@ -110,16 +112,18 @@ def scale_views(cache: KVCache) -> list[tuple]:
     return list(cache.carve_scales()) if cache.spec.is_per_token_head else [(None, None)] * cache.spec.num_layers
 
 
-def write_row(mode: str, layout: str, size: tuple[int, int, int], step: str = "") -> dict:
+def write_row(mode: str, layout: str, size: tuple[int, int, int], step: str = "", order: str = "random") -> dict:
     """One size (tokens, KV heads, head size) of write_kv, into layer after layer of one cache."""
     num_tokens, num_heads, head_size = size
     cell = CacheSpec(1, 1, BLOCK_SIZE, num_heads, head_size, mode).cell_bytes
     moved = 2 * num_tokens * num_heads * (2 * head_size + cell) + 8 * num_tokens
-    launches = max(16, min(64, (128 << 20) // moved))
+    launches = max(LAUNCHES[0], min(LAUNCHES[1], (128 << 20) // moved))
     spec = CacheSpec(launches, max(num_tokens // BLOCK_SIZE, 1), BLOCK_SIZE, num_heads, head_size, mode)
     cache = allocate(spec, LAYOUTS[layout], DEVICE)
     inputs = torch.empty(2, launches, *size, dtype=torch.bfloat16, device=DEVICE).normal_()
-    slots = [torch.randperm(num_tokens, device=DEVICE) for _ in range(launches)]
+    slots = [
+        (torch.randperm if order == "random" else torch.arange)(num_tokens, device=DEVICE) for _ in range(launches)
+    ]
     calls = [
         lambda layer=layer, scales=scales: write_kv(
             *inputs[:, layer],
@@ -132,7 +136,7 @@ def write_row(mode: str, layout: str, size: tuple[int, int, int], step: str = ""
         )
         for layer, scales in enumerate(scale_views(cache))
     ]
-    kernel = {"kernel": "write step", "step": step} if step else {"kernel": "write"}
+    kernel = {"kernel": "write step", "step": step} if step else {"kernel": "write", "order": order}
     return kernel | dict(zip("THD", size, strict=True)) | _row(mode, layout, moved, calls)
 
 
@@ -194,9 +198,9 @@ def decode_rows(mode: str, layout: str, splits: Sequence[int] = ()) -> list[dict
     rows = [{"kernel": "decode attention"} | sizes | _row(mode, layout, moved, calls)]
     for count in splits:
         calls = [
-            lambda kv=kv, pair=pair, count=count: decode_attention(
-                query, *cache_halves(kv, mode), table, lengths, mode, *pair,
-                softmax_scale=HEAD_SIZE**-0.5, max_seq_len=CONTEXT, num_splits=count,
+            lambda kv=kv, pair=pair, count=count: tiled_attention(
+                query, *cache_halves(kv, mode), table, lengths, starts, mode, *pair,
+                softmax_scale=HEAD_SIZE**-0.5, max_query_len=1, max_seq_len=CONTEXT, num_splits=count,
             )
             for kv, pair in layers
         ]  # fmt: skip
@@ -249,24 +253,28 @@ def offload_rows(layout: str) -> list[dict]:
             ends = host[row, at : at + stop - start], cache.storages[storage][start:stop]
             (ends[0] if to_host else ends[1]).copy_(ends[1] if to_host else ends[0], non_blocking=True)
 
-    def out() -> None:
-        gatherer.gather(blocks, stage)
-        host.copy_(stage, non_blocking=True)
+    def gathered(to_host: bool) -> None:
+        if to_host:
+            gatherer.gather(blocks, stage)
+        (host if to_host else stage).copy_(stage if to_host else host, non_blocking=True)
+        if not to_host:
+            gatherer.scatter(blocks, stage)
 
-    def back() -> None:
-        stage.copy_(host, non_blocking=True)
-        gatherer.scatter(blocks, stage)
-
-    ways = {("to host", True): out, ("from host", True): back}
-    ways |= {("to host", False): lambda: piece_by_piece(True), ("from host", False): lambda: piece_by_piece(False)}
-    row = {"blocks": 32, "layers": 28, "mode": spec.kv_cache_dtype, "layout": layout, "bytes": stage.numel()}
-    return [{"kernel": way, "gathered": gathered, "us": timed(call)} | row for (way, gathered), call in ways.items()]
+    rows = []
+    for way, name in ((gathered, True), (piece_by_piece, False)):
+        for to_host in (True, False):
+            us = timed(lambda way=way, to_host=to_host: [way(to_host) for _ in range(TRANSFERS)]) / TRANSFERS
+            rows.append({"kernel": "to host" if to_host else "from host", "gathered": name, "us": us})
+    sizes = {"blocks": 32, "layers": 28, "mode": spec.kv_cache_dtype, "layout": layout, "bytes": stage.numel()}
+    return [row | sizes for row in rows]
 
 
 def measure() -> dict:
     """Everything, with the ceilings of the same run and each row's share of its own."""
     limits = ceilings()
     rows = [write_row(mode, layout, size) for size in WRITES for mode in MODES for layout in LAYOUTS]
+    for size in WRITES[-2:]:
+        rows += [write_row(mode, layout, size, order="in order") for mode in MODES for layout in LAYOUTS]
     stepped = [mode for mode in MODES if mode in PER_TOKEN_HEAD_BITS]
     rows += [write_row(m, "per-layer", (65_536, 8, 128), step) for m in stepped for step in STEPS]
     rows += [cell_row(*cell, order) for cell in CELLS for order in ("in order", "gathered")]

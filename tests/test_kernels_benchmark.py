@@ -23,7 +23,7 @@ def kernels(monkeypatch):
     monkeypatch.setattr(module, "microseconds", once)
     monkeypatch.setattr(module, "timed", lambda call: once([call]))
     small = {"NUM_SEQS": 2, "CONTEXT": 48, "NUM_QUERY_HEADS": 4, "NUM_HEADS": 2, "HEAD_SIZE": 64, "NUM_CELLS": 64}
-    for name, value in small.items():
+    for name, value in (small | {"LAUNCHES": (2, 2), "TRANSFERS": 1}).items():
         monkeypatch.setattr(module, name, value)
     return module
 
@@ -62,7 +62,7 @@ def test_a_transfer_by_the_benchmark_moves_the_blocks(kernels, monkeypatch):
     monkeypatch.setattr(kernels, "timed", lambda call: calls.append(call) or 2.0)
     kernels.offload_rows("per-layer")
     before = [storage.clone() for storage in kept[0].storages]
-    for out, back in (calls[:2], calls[2:]):
+    for out, back in (calls[:2], calls[2:]):  # gathered, then piece by piece
         out()
         for storage in kept[0].storages:
             storage.zero_()

@@ -22,6 +22,7 @@ def roofline(result: Mapping) -> Sheet:
             ``GB/s``, ``share``).
     """
     rows = [row for row in result["rows"] if row["kernel"] in MARKERS and row["layout"] == "per-layer"]
+    rows = [row for row in rows if row.get("order", "random") == "random"]
     limit, launch = result["ceilings"]["copy"], result["ceilings"]["launch"]
     modes = list(dict.fromkeys(row["mode"] for row in rows))
     least, most = min(row["bytes"] for row in rows) / 2, max(row["bytes"] for row in rows) * 2
@@ -38,7 +39,7 @@ def roofline(result: Mapping) -> Sheet:
         ax.plot([least, knee, most], [least / launch / 1e3, limit, limit], color=INK, linewidth=1.5)
         ax.annotate(f"copy: {limit:,.0f} GB/s", (most, limit), (-4, 4), fontsize=BODY, ha="right",
                     textcoords="offset points")  # fmt: skip
-        ax.annotate(f"{launch:.1f} µs a launch", (knee / 3, limit / 3), (-6, 4), fontsize=BODY, ha="right",
+        ax.annotate(f"{launch:.1f} µs a launch", (knee / 2, limit / 2), (7, -9), fontsize=BODY,
                     textcoords="offset points")  # fmt: skip
         for hue, mode in zip(HUES, modes, strict=False):
             for kernel, marker in MARKERS.items():
@@ -52,6 +53,8 @@ def roofline(result: Mapping) -> Sheet:
         ax.set_ylabel("GB/s", fontsize=BODY)
         ax.set_title(f"{result['machine']}, {result['date']}", fontsize=BODY, loc="left")
         ax.tick_params(labelsize=SMALL)
+        ax.xaxis.set_major_formatter(lambda value, _: f"{value / 1e6:,.0f} MB")
+        ax.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
         ax.grid(which="major", alpha=0.3)
         keys = [Line2D([], [], color=hue, linewidth=3, label=mode) for hue, mode in zip(HUES, modes, strict=False)]
         keys += [Line2D([], [], color=GREY, marker=m, linestyle="", label=name) for name, m in MARKERS.items()]

@@ -201,7 +201,7 @@ COMPILE = """
 import json, sys
 import torch
 torch.cuda.is_available = lambda: True
-from kvviz.engine import attention, decode, gather, write
+from kvviz.engine import attention, gather, tensor_cores, write
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -225,9 +225,9 @@ for mode, capability in json.loads(sys.argv[1]):
     reads = ["*fp32", cell, cell, scale, scale, "*fp32", "*i32", "*i32", "*i32"] + ["i32"] * 3 + ["fp32"] + ["i32"] * 9
     tiles = {"GROUP": 3, "QUERIES": 5, "ROWS": 16, "HEADS": 1, "TILE": 32, "COLUMNS": 64}
     tiles |= {"SCALED": scaled, "MODE": mode}
-    decodes = ["*bf16", "*i16", "*i16"] + ["*fp32"] * 5 + ["*i32", "*i32", "fp32"] + ["i32"] * 10
-    one = {"HEAD_SIZE": 64, "BLOCK_SIZE": 16, "GROUP": 3, "ROWS": 4, "TILE": 32, "COLUMNS": 64} | both
-    one |= {"PARTS": decode.PARTS[mode], "K_BYTES": 4, "V_BYTES": 4, "SCALED": scaled}
+    decodes = ["*bf16", "*i16", "*i16"] + ["*fp32"] * 5 + ["*i32"] * 3 + ["fp32"] + ["i32"] * 11
+    one = {"HEAD_SIZE": 64, "BLOCK_SIZE": 16, "GROUP": 3, "QUERIES": 2, "ROWS": 8, "TILE": 32, "COLUMNS": 64} | both
+    one |= {"PARTS": tensor_cores.PARTS[mode], "K_BYTES": 4, "V_BYTES": 4, "SCALED": scaled}
     one |= {"MODE": mode, "PTX": capability >= 89}
     merges = ["*fp32"] * 4 + ["i32"] * 3
     heads = {"NUM_HEADS": 6, "HEAD_SIZE": 64, "HEADS": 4, "COLUMNS": 64, "ROTATED": mode.startswith("int4")} | both
@@ -236,8 +236,8 @@ for mode, capability in json.loads(sys.argv[1]):
     kernels = (
         (write._write_kernel, writes, sizes),
         (attention._attention_kernel, reads, tiles),
-        (decode._decode_kernel, decodes, one),
-        (decode._merge_kernel, merges, heads),
+        (tensor_cores._tile_kernel, decodes, one),
+        (tensor_cores._merge_kernel, merges, heads),
         (gather._move_kernel, moves, pieces),
     )
     for kernel, types, constants in kernels:
@@ -266,6 +266,6 @@ def test_kernels_compile_for_every_gpu(tmp_path):
     done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=570)
     assert done.returncode == 0, done.stderr[-3000:]
     made = json.loads(done.stdout)
-    kernels = ("_write_kernel", "_attention_kernel", "_decode_kernel", "_merge_kernel", "_move_kernel")
+    kernels = ("_write_kernel", "_attention_kernel", "_tile_kernel", "_merge_kernel", "_move_kernel")
     assert [row[:3] for row in made] == [[kernel, *pair] for pair in wanted for kernel in kernels]
     assert all(cubin > 1000 and named for *_, cubin, named in made)

@@ -1,4 +1,4 @@
-"""Decode attention: one query a sequence over the quantised cache, the context split over many programs.
+"""Attention on tensor cores over the quantised cache: decode, its context split over many programs, and prefill.
 
 The codes of every mode are exact in float16 (a bfloat16 cache stays bfloat16), so the tensor cores multiply the codes
 themselves; scales come in afterwards, one a token. A query, and a row of weights, is given to them as the sum of two
@@ -28,9 +28,11 @@ PARTS = {"bfloat16": 1, "fp8": 2, "fp8_per_token_head": 2, "int8_per_token_head"
 """Codes in the 16 bits that are loaded at once."""
 TILE = 32
 """Context tokens that a program takes at a time."""
-PROGRAM = {"bfloat16": (2, 8), "int4_per_token_head": (1, 16)}
+PROGRAM = {"bfloat16": (2, 6), "int4_per_token_head": (1, 16)}
 """Warps of a program, and how many programs a multiprocessor of an H200 holds at once (head size 128, a group of 4);
-every other mode: 1 and 12. One round of programs is faster than one and a half (``benchmarks/kernels.py``)."""
+every other mode: 1 and 12."""
+PREFILL, PREFILL_ROWS = (4, 4), 64
+"""The same where a program takes several queries, and the most rows that these and their heads may fill."""
 LOG2_E = tl.constexpr(1.4426950408889634)
 FAINT = tl.constexpr(1e-30)
 
@@ -148,30 +150,36 @@ def _rotated(x, sign, ROWS: tl.constexpr, COLUMNS: tl.constexpr, LOG2_RUN: tl.co
     return tl.reshape(x, (ROWS, COLUMNS))
 
 
-# grid   (H, splits, S)
-# job    one query of one sequence for a KV head and its group, over SPAN tokens of the context
+# grid   (H, tiles of QUERIES queries x splits, S)
+# job    QUERIES queries of one sequence for a KV head and its group, over span tokens of the context
 # reads  the cells (data and scale) of K and V of these tokens, TILE at a time
-# writes head_size + 2 float32 a query head: the weighted sum, its largest score, and the sum of its weights
+# writes head_size + 2 float32 a query and head: the weighted sum, its largest score, and the sum of its weights
 @triton.jit
-def _decode_kernel(
+def _tile_kernel(
     query_ptr, k_cache_ptr, v_cache_ptr, k_scale_ptr, v_scale_ptr, part_ptr, peak_ptr, total_ptr,
-    block_table_ptr, seq_lens_ptr, softmax_scale, span,
-    query_seq, query_head, table_row, cache_block, cache_token, cache_head, scale_block, scale_token, scale_head,
-    HEAD_SIZE: tl.constexpr, BLOCK_SIZE: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
-    COLUMNS: tl.constexpr, PARTS: tl.constexpr, K_BYTES: tl.constexpr, V_BYTES: tl.constexpr,
+    block_table_ptr, seq_lens_ptr, query_start_ptr, softmax_scale, span, splits,
+    query_token, query_head, table_row, cache_block, cache_token, cache_head, scale_block, scale_token, scale_head,
+    HEAD_SIZE: tl.constexpr, BLOCK_SIZE: tl.constexpr, GROUP: tl.constexpr, QUERIES: tl.constexpr, ROWS: tl.constexpr,
+    TILE: tl.constexpr, COLUMNS: tl.constexpr, PARTS: tl.constexpr, K_BYTES: tl.constexpr, V_BYTES: tl.constexpr,
     LOG2_RUN: tl.constexpr, SIGNS: tl.constexpr, SCALED: tl.constexpr, MODE: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
     WIDE: tl.constexpr = COLUMNS // PARTS
     WORDS: tl.constexpr = HEAD_SIZE // PARTS
     NARROW: tl.constexpr = tl.float32 if not PTX else tl.bfloat16 if MODE == "bfloat16" else tl.float16
     ROTATED: tl.constexpr = MODE == "int4_per_token_head"
-    head, split, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
-    start = split * span
-    stop = tl.minimum(tl.load(seq_lens_ptr + sequence), start + span)
+    head, sequence = tl.program_id(0), tl.program_id(2).to(tl.int64)
+    split, skip = tl.program_id(1) % splits, tl.program_id(1) // splits * QUERIES
+    first_query = tl.load(query_start_ptr + sequence)
+    num_queries = tl.load(query_start_ptr + sequence + 1) - first_query
     row, column = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
-    asked = (row < GROUP)[:, None] & (column < HEAD_SIZE)[None, :]
-    source = sequence * query_seq + (head * GROUP + row)[:, None] * query_head + column[None, :]
-    query = tl.load(query_ptr + source, mask=asked, other=0.0).to(tl.float32)
+    asked = (row < QUERIES * GROUP) & (skip + row // GROUP < num_queries)
+    position = tl.load(seq_lens_ptr + sequence) - num_queries + skip + row // GROUP
+    start = split * span
+    stop = tl.minimum(tl.max(tl.where(asked, position, -1), axis=0) + 1, start + span)
+    token_row, head_row = (first_query + skip + row // GROUP).to(tl.int64), head * GROUP + row % GROUP
+    inside = asked[:, None] & (column < HEAD_SIZE)[None, :]
+    source = (token_row * query_token + head_row * query_head)[:, None] + column[None, :]
+    query = tl.load(query_ptr + source, mask=inside, other=0.0).to(tl.float32)
     if ROTATED:
         query = _rotated(query, rotation_sign(column, SIGNS, 1 << LOG2_RUN), ROWS, COLUMNS, LOG2_RUN)
     size = tl.max(tl.abs(query), axis=1)
@@ -203,8 +211,8 @@ def _decode_kernel(
             scores = scores - query_sum[None, :] * _zero_points(k_word)[:, None]
         if SCALED:
             scores = scores * k_word[:, None]
-        real = at + tl.arange(0, TILE) < stop
-        scores = tl.where(real[:, None], scores * grow[None, :], -INFINITY)
+        seen = (at + tl.arange(0, TILE))[:, None] <= tl.minimum(position, stop - 1)[None, :]
+        scores = tl.where(seen, scores * grow[None, :], -INFINITY)
 
         top, louder = tl.maximum(best, tl.max(scores, axis=0)), loud
         if SCALED:
@@ -224,24 +232,23 @@ def _decode_kernel(
             zeros += tl.sum(weights * _zero_points(v_word)[:, None], axis=0)
         sums = _added(sums, _stacked(weights, TILE, ROWS, NARROW), parts_of(values, MODE, PTX), PARTS)
     whole = (_whole(sums, ROWS, WIDE, PARTS) - zeros[:, None]) * loud
-    heads = tl.num_programs(0) * GROUP
-    out = (sequence * tl.num_programs(1) + split) * heads + head * GROUP + row
-    tl.store(part_ptr + out[:, None] * HEAD_SIZE + column[None, :], whole, mask=asked)
-    tl.store(peak_ptr + out, best, mask=row < GROUP)
-    tl.store(total_ptr + out, total, mask=row < GROUP)
+    out = (token_row * splits + split) * (tl.num_programs(0) * GROUP) + head_row
+    tl.store(part_ptr + out[:, None] * HEAD_SIZE + column[None, :], whole, mask=inside)
+    tl.store(peak_ptr + out, best, mask=asked)
+    tl.store(total_ptr + out, total, mask=asked)
 
 
-# grid   (S, ceil(Hq / HEADS))
-# job    HEADS query heads of one sequence: the parts that the splits left, weighed against one another
+# grid   (T, ceil(Hq / HEADS))
+# job    HEADS heads of one query: the parts that the splits left, weighed against one another
 # reads  head_size + 2 float32 a split and head
 # writes head_size float32 a head, rotated back for int4
 @triton.jit
 def _merge_kernel(
-    part_ptr, peak_ptr, total_ptr, out_ptr, out_seq, out_head, splits,
+    part_ptr, peak_ptr, total_ptr, out_ptr, out_token, out_head, splits,
     NUM_HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr, HEADS: tl.constexpr, COLUMNS: tl.constexpr,
     LOG2_RUN: tl.constexpr, SIGNS: tl.constexpr, ROTATED: tl.constexpr,
 ):  # fmt: skip
-    sequence = tl.program_id(0).to(tl.int64)
+    token = tl.program_id(0).to(tl.int64)
     head, column = tl.program_id(1) * HEADS + tl.arange(0, HEADS), tl.arange(0, COLUMNS)
     real = head < NUM_HEADS
     inside = real[:, None] & (column < HEAD_SIZE)[None, :]
@@ -249,7 +256,7 @@ def _merge_kernel(
     total = tl.full((HEADS,), 0.0, tl.float32)
     whole = tl.full((HEADS, COLUMNS), 0.0, tl.float32)
     for split in range(splits):
-        place = (sequence * splits + split) * NUM_HEADS + head
+        place = (token * splits + split) * NUM_HEADS + head
         peak = tl.load(peak_ptr + place, mask=real, other=-INFINITY)
         top = tl.maximum(best, peak)
         base = tl.where(top == -INFINITY, 0.0, top)
@@ -263,75 +270,83 @@ def _merge_kernel(
         sign = rotation_sign(column, SIGNS, 1 << LOG2_RUN)
         whole = _rotated(whole, tl.full((COLUMNS,), 1.0, tl.float32), HEADS, COLUMNS, LOG2_RUN)
         whole = whole * (sign / (1 << LOG2_RUN))[None, :]
-    tl.store(out_ptr + sequence * out_seq + head[:, None] * out_head + column[None, :], whole, mask=inside)
+    tl.store(out_ptr + token * out_token + head[:, None] * out_head + column[None, :], whole, mask=inside)
 
 
 def serves(query: torch.Tensor, k_cells: torch.Tensor, v_cells: torch.Tensor, mode: str) -> bool:
-    """Whether :func:`decode_attention` takes these: words of 16 bits must lie aligned and fill a tensor core's rows."""
+    """Whether :func:`tiled_attention` takes these: words of 16 bits must lie aligned and fill a tensor core's rows."""
     group, parts = query.shape[1] // k_cells.shape[2], PARTS[mode]
     wide = triton.next_power_of_2(query.shape[-1]) // parts
     return wide >= 16 and query.shape[-1] % parts == 0 and group <= 64 and alignment(k_cells, v_cells) % 2 == 0
 
 
-def decode_attention(
+def tiled_attention(
     query: torch.Tensor,
     k_cells: torch.Tensor,
     v_cells: torch.Tensor,
     block_table: torch.Tensor,
     seq_lens: torch.Tensor,
+    query_start_loc: torch.Tensor,
     mode: str,
     k_scale: torch.Tensor | None,
     v_scale: torch.Tensor | None,
     *,
     softmax_scale: float,
+    max_query_len: int,
     max_seq_len: int,
     num_splits: int | None = None,
 ) -> torch.Tensor:
-    """Attention of one query a sequence; ``paged_attention`` has checked everything.
+    """Causal attention of the last tokens of each sequence; ``paged_attention`` has checked everything.
 
     Args:
-        query: ``(S, Hq, D)``, the last token of each sequence.
+        query: ``(T, Hq, D)``.
         k_cells, v_cells: ``(B, N, H, C)`` as ``contract.cache_halves`` gives them.
-        max_seq_len: no sequence is longer.
         num_splits: programs that share a context; by default as many as the GPU runs at once.
 
     Returns:
-        float32 ``(S, Hq, D)``.
+        float32 ``(T, Hq, D)``.
     """
-    num_seqs, num_query_heads, head_size = query.shape
-    num_heads, block_size = k_cells.shape[2], k_cells.shape[1]
+    num_tokens, num_query_heads, head_size = query.shape
+    num_heads, block_size, num_seqs = k_cells.shape[2], k_cells.shape[1], len(seq_lens)
     group, columns, run = num_query_heads // num_heads, triton.next_power_of_2(head_size), rotation_run(head_size)
-    rows, scaled, rotated = max(4, triton.next_power_of_2(group)), mode in PER_TOKEN_HEAD_BITS, mode.startswith("int4")
-    warps, resident = PROGRAM.get(mode, (1, 12))
-    splits = num_splits or _splits(query, num_heads, max_seq_len, resident)
+    scaled, rotated = mode in PER_TOKEN_HEAD_BITS, mode.startswith("int4")
+    queries = min(triton.next_power_of_2(max_query_len), max(1, PREFILL_ROWS // group))
+    warps, resident = PREFILL if queries > 1 else PROGRAM.get(mode, (1, 12))
+    tiles = triton.cdiv(max_query_len, queries)
+    splits = num_splits or _splits(query.device, num_heads * tiles * num_seqs, max_seq_len, resident)
     span = triton.cdiv(triton.cdiv(max_seq_len, splits), TILE) * TILE
     splits = triton.cdiv(max_seq_len, span)
-    parts = torch.empty(num_seqs, splits, num_query_heads, head_size, dtype=torch.float32, device=query.device)
-    peaks, totals = torch.empty(2, num_seqs, splits, num_query_heads, dtype=torch.float32, device=query.device)
+    parts = torch.empty(num_tokens, splits, num_query_heads, head_size, dtype=torch.float32, device=query.device)
+    peaks, totals = torch.empty(2, num_tokens, splits, num_query_heads, dtype=torch.float32, device=query.device)
     out = torch.empty_like(query, dtype=torch.float32)
     words = (k_cells.view(torch.int16), v_cells.view(torch.int16))
     rotation = {"LOG2_RUN": run.bit_length() - 1, "SIGNS": sign_bits(run) if rotated else 0}
     with launching():
-        _decode_kernel[(num_heads, splits, num_seqs)](
+        _tile_kernel[(num_heads, tiles * splits, num_seqs)](
             query, *words, *((k_scale, v_scale) if scaled else words), parts, peaks, totals,
-            block_table, seq_lens, softmax_scale / run if rotated else softmax_scale, span,
+            block_table, seq_lens, query_start_loc, softmax_scale / run if rotated else softmax_scale, span, splits,
             *query.stride()[:2], block_table.stride(0), *words[0].stride()[:3],
             *(k_scale.stride() if scaled else (0, 0, 0)),
-            HEAD_SIZE=head_size, BLOCK_SIZE=block_size, GROUP=group, ROWS=rows, TILE=TILE,
-            COLUMNS=columns, PARTS=PARTS[mode],
+            HEAD_SIZE=head_size, BLOCK_SIZE=block_size, GROUP=group, QUERIES=queries,
+            ROWS=max(4, triton.next_power_of_2(queries * group)), TILE=TILE, COLUMNS=columns, PARTS=PARTS[mode],
             K_BYTES=alignment(words[0]), V_BYTES=alignment(words[1]), **rotation, SCALED=scaled, MODE=mode,
             PTX=speaks_ptx(query.device), num_warps=warps, num_stages=1,
         )  # fmt: skip
-        _merge_kernel[(num_seqs, triton.cdiv(num_query_heads, 4))](
+        _merge_kernel[(num_tokens, triton.cdiv(num_query_heads, 4))](
             parts, peaks, totals, out, *out.stride()[:2], splits, NUM_HEADS=num_query_heads, HEAD_SIZE=head_size,
             HEADS=4, COLUMNS=columns, **rotation, ROTATED=rotated,
         )  # fmt: skip
     return out
 
 
-def _splits(query: torch.Tensor, num_heads: int, max_seq_len: int, resident: int) -> int:
-    """As many as the GPU runs at once, so that none waits for a second turn; 256 tokens each at least."""
+def _splits(device: torch.device, programs: int, max_seq_len: int, resident: int) -> int:
+    """The number with the shortest time in turns of programs, each of 256 tokens at least.
+
+    What does not fit the GPU at once waits for a second turn, and one and a half turns take as long as two
+    (``decode splits`` in ``benchmarks/kernels.py``).
+    """
     if INTERPRETED:
         return 1
-    programs = resident * torch.cuda.get_device_properties(query.device).multi_processor_count
-    return max(1, min(triton.cdiv(max_seq_len, 256), programs // (len(query) * num_heads)))
+    at_once = resident * torch.cuda.get_device_properties(device).multi_processor_count
+    most = min(triton.cdiv(max_seq_len, 256), triton.cdiv(2 * at_once, programs))
+    return min(range(1, max(most, 1) + 1), key=lambda splits: triton.cdiv(programs * splits, at_once) / splits)
