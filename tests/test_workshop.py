@@ -1,7 +1,9 @@
 """Exercises: solutions pass their checks, holes and likely slips do not, and each copy holds what it should."""
 
 import ast
+import os
 import re
+import symtable
 import textwrap
 from pathlib import Path
 
@@ -48,10 +50,81 @@ SLIPS = {
         ),
         ("return (40, 10, 5), start_bytes // 4 + 4", "HND: "),
     ],
+    "03.1": [
+        (
+            "return 4 * block * page_bytes + (2 * token + head) * cell_bytes + data_bytes",
+            "layer 0 K scale [block 1, tok",
+        ),
+        ("return layer * page_bytes + (2 * token + head) * cell_bytes + data_bytes", "layer 0 K scale [block 1, token"),
+        ("return 10**6", "layer 0, block 0, token 0, head 0: the buffer has no byte 1000000"),
+    ],
+    "03.2": [("first_wrong = 1", "token 1 is"), ("first_wrong = 0", "token 0 is")],
+    "04.1": [
+        ("return 'scale on data'", "do not bear out 'scale on data'"),
+        ("return 'scale on scale' if first_wrong_token else 'scale on data'", "do not bear out 'scale on data'"),
+        ("return 'the tail'", "is none of scale on scale, scale on data, cannot tell"),
+    ],
+    "05.1": [
+        (
+            "altitude = dict(pairs='kernel launcher', memory='allocator', slots='caller')",
+            "pairs: not at the kernel laun",
+        ),
+        (
+            "altitude = dict(pairs='GPU', memory='allocator', slots='caller')",
+            "pairs: 'GPU' is none of caller, connector",
+        ),
+    ],
+    "06.1": [
+        ("return 'ours'", "build 1 is missorted: 'ours' ignores column 'step': 'start agent'"),
+        ("return 'infrastructure' if build['step'] != 'tests' else 'ours'", "build 3 is missorted: 'ours' ignores"),
+    ],
+    "07.1": [
+        ("return True", "a fault passes: the layer's own offset forgotten. block 0, token 0, head 0: data end at byte"),
+        (
+            "return scale['start'] == data['start'] + data_bytes",
+            "a fault passes: tokens and heads swapped. block 0, to",
+        ),
+        (
+            "return data['steps'] == scale['steps'] and scale['start'] == data['start'] + data_bytes",
+            "a right cache is refused: one head",
+        ),
+    ],
+    "08.1": [
+        ("width_bytes = 2 * 16 * 3 * 64", "that is a byte for every element"),
+        (
+            "width_bytes = 2 * 16 * 3 * 32",
+            "byte 3072 is the first that stays behind, and belongs to layer 0 V data [block 0, token 12, head 1]: th",
+        ),
+        (
+            "width_bytes = 3455",
+            "byte 3455 is the first that stays behind, and belongs to layer 0 V scale [block 0, token 15, he",
+        ),
+        ("width_bytes = 3460", "belongs to layer 0 K data [block 1, token 0, head 0]"),
+        ("width_bytes = 0", "belongs to layer 0 K data [block 0, token 0, head 0]"),
+        ("width_bytes = 10**6", "1000000 is no number of bytes"),
+    ],
+    "09.1": [
+        ("offset = 0", "exit status 1: collision, layer 0 K scale [block 0, token 0, head 0] at bytes"),
+        ("offset = 192", "exit status 1: "),
+        ("offset = 49", "exit status 1: "),
+    ],
 }
 """For each exercise likely slips, and what its check says of them."""
 
-ANSWERS = {"00.1": ("196, 200", "196 to"), "01.1": ("all_of_k", "160 +"), "02.1": ("1, 2, 3",), "02.2": ("// 4",)}
+ANSWERS = {
+    "00.1": ("196, 200", "196 to"),
+    "01.1": ("all_of_k", "160 +"),
+    "02.1": ("1, 2, 3",),
+    "02.2": ("// 4",),
+    "03.1": ("+ data_bytes",),
+    "03.2": ("None",),
+    "04.1": ("was tail",),
+    "05.1": ("constructor    pairs", "at the spec"),
+    "06.1": ("'infrastructure' ign", "connection in"),
+    "07.1": ("+ data_bytes", "size == 1"),
+    "08.1": ("3456",),
+    "09.1": ("192 //", "= 48"),
+}
 """What a check must not print."""
 
 
@@ -66,24 +139,25 @@ def by_solution(path: Path) -> list[tuple[int, int]]:
     return list(zip(solutions, checks, strict=True))
 
 
-def names(source: str) -> tuple[set[str], set[str]]:
-    """Names that a cell binds or changes at its top level, and all that it mentions."""
-    tree = ast.parse(source)
-    mentioned = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    bound, waiting = set(), list(tree.body)
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            bound.add(node.name)
-            continue
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            bound |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            bound.add(node.id)
-        elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store) and isinstance(node.value, ast.Name):
-            bound.add(node.value.id)
-        waiting += ast.iter_child_nodes(node)
-    return bound, mentioned
+def names(source: str) -> tuple[set[str], set[str], set[str]]:
+    """Names that a cell binds (loop variables apart), whose entries it changes, and that it reads and does not bind."""
+    tree, top = ast.parse(source), symtable.symtable(source, "cell", "exec")
+    loops = {part.id for node in ast.walk(tree) if isinstance(node, ast.For) for part in targets(node.target)}
+    stores = [node for node in ast.walk(tree) if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)]
+    bound = {symbol.get_name() for symbol in top.get_symbols() if symbol.is_assigned() or symbol.is_imported()}
+    read_here = {symbol.get_name() for symbol in top.get_symbols() if symbol.is_referenced()}
+    changed = {part.id for node in stores for part in targets(node.value)}
+    return bound - loops, changed, (read_here | inner(top)) - bound - loops
+
+
+def targets(node: ast.expr) -> list[ast.Name]:
+    return [part for part in ast.walk(node) if isinstance(part, ast.Name)]
+
+
+def inner(table: symtable.SymbolTable) -> set[str]:
+    """Global names that functions read."""
+    found = {symbol.get_name() for symbol in table.get_symbols() if symbol.is_global()}
+    return found.union(*map(inner, table.get_children()))
 
 
 def needed(cells: list, exercises: list[tuple[int, int]]) -> list[int]:
@@ -92,9 +166,9 @@ def needed(cells: list, exercises: list[tuple[int, int]]) -> list[int]:
     wanted, kept = set(), []
     for at in range(max(own), -1, -1):
         if cells[at].cell_type == "code":
-            bound, mentioned = names(cells[at].source)
-            if at in own or bound & wanted:
-                wanted |= mentioned
+            bound, changed, mentioned = names(cells[at].source)
+            if at in own or (bound | changed) & wanted:
+                wanted = (wanted - bound) | mentioned
                 kept.append(at)
     return kept[::-1]
 
@@ -131,6 +205,7 @@ def test_solutions_pass_and_holes_and_slips_do_not(path, monkeypatch, capsys, re
     if path.stem[:2] in WITH_MODEL:
         request.getfixturevalue("model_path")
     monkeypatch.chdir(FOLDER)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(FOLDER.parent), os.environ.get("PYTHONPATH")])))
     cells, exercises, attempt = nbformat.read(path, 4).cells, by_solution(path), Attempt()
     checks = {check: number for number, (_, check) in enumerate(exercises, 1)}
     for at in needed(cells, exercises):
