@@ -310,9 +310,11 @@ def test_both_copies_are_written_with_data_and_run_on(tmp_path, capsys):
     assert [cell.id for cell in given.node.cells] == ["a", "b", "c"] and [c.id for c in kept.node.cells] == list("abcd")
     assert kept.node.cells[0].source == "def f():\n    return 42"
     assert (out / "participants" / "data.json").exists() and (out / "instructor" / "data.json").exists()
+    assert [cell.metadata.get("tags", []) for cell in given.node.cells] == [[], ["raises-exception"], []]
+    assert not any(cell.metadata.get("tags") for cell in kept.node.cells)
     executed, failure = execute(given, lambda *cell: None, 60)
-    assert failure is None
-    assert executed.cells[1].outputs[0].evalue == "not yet"
+    assert failure is None and executed.cells[1].outputs[0].evalue == "not yet"
+    assert "your code here" in render_page(executed, "x", Frame(out, {}, "2001-02-03"), None, None)
 
 
 def test_somebodys_work_is_never_written_over(tmp_path, capsys):

@@ -77,15 +77,15 @@ def _open(value: ast.expr | None) -> str:
 
 
 def participants(node: NotebookNode) -> NotebookNode:
-    """The copy with holes. Its ``check`` cells may raise, so that "run all" goes on behind them."""
+    """The copy with holes. What were ``check`` cells may raise, so that "run all" goes on behind them."""
     made = deepcopy(node)
     made.cells = [cell for cell in made.cells if cell.cell_type == "code" or not tagged(cell, SOLUTION)]
     for cell in made.cells:
         if tagged(cell, SOLUTION):
             cell.source = hole(cell.source)
         if tagged(cell, CHECK):
-            cell.metadata.tags = [*cell.metadata.tags, MAY_RAISE]
-    return made
+            cell.metadata.tags.append(MAY_RAISE)
+    return _plain(made)
 
 
 def instructor(node: NotebookNode) -> NotebookNode:
@@ -94,7 +94,15 @@ def instructor(node: NotebookNode) -> NotebookNode:
     for cell in made.cells:
         if cell.cell_type == "code" and tagged(cell, SOLUTION):
             cell.source = solved(cell.source)
-    return made
+    return _plain(made)
+
+
+def _plain(copy: NotebookNode) -> NotebookNode:
+    """A copy without the tags from which it was derived: it is a notebook like any other."""
+    for cell in copy.cells:
+        if "tags" in cell.metadata:
+            cell.metadata.tags = [tag for tag in cell.metadata.tags if tag not in (SOLUTION, CHECK)]
+    return copy
 
 
 def main(notebooks: Path, out: Path) -> int:
