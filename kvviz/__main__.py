@@ -1,4 +1,4 @@
-"""``python -m kvviz doctor | fetch | audit | report``: each command imports what it needs, and no more."""
+"""``python -m kvviz doctor | fetch | audit | report | workshop``: each command imports what it needs, and no more."""
 
 import argparse
 import signal
@@ -56,6 +56,13 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("--out", type=Path, default=Path("reports"), metavar="DIR", help="where the HTML goes")
     report.add_argument("only", nargs="*", metavar="NAME", help="notebooks to run (default: all)")
     report.set_defaults(run=_report)
+
+    workshop = commands.add_parser(
+        "workshop", help="write the participants' notebooks, with holes, and the instructor's"
+    )
+    workshop.add_argument("--notebooks", type=Path, default=Path("notebooks"), metavar="DIR", help="where they lie")
+    workshop.add_argument("--out", type=Path, default=Path("workshop"), metavar="DIR", help="where the copies go")
+    workshop.set_defaults(run=_workshop)
     return parser
 
 
@@ -119,6 +126,12 @@ def _report(options: argparse.Namespace) -> int:
     from kvviz.report import export
 
     return export.main(options.notebooks, options.out, options.only, doctor.machine())
+
+
+def _workshop(options: argparse.Namespace) -> int:
+    from kvviz.report import workshop
+
+    return workshop.main(options.notebooks, options.out)
 
 
 def _sentence(error: Exception) -> str:

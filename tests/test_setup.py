@@ -16,7 +16,7 @@ from packaging.specifiers import SpecifierSet
 ROOT = Path(__file__).parents[1]
 ASIDE = {"mooncake"}
 """Extras that are not part of the environment: a section of notebook 07 uses them where they are installed."""
-TARGETS = ("help", "report", "test", "test-fast", "test-tritons", "lab", "lint", "clean")
+TARGETS = ("help", "report", "test", "test-fast", "test-tritons", "lab", "workshop", "lint", "clean")
 
 
 def requirement_lines() -> list[str]:

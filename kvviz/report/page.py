@@ -16,9 +16,11 @@ from markupsafe import Markup
 from nbconvert import HTMLExporter
 from nbconvert.filters import strip_ansi
 from nbformat import NotebookNode
+from nbformat.v4 import new_markdown_cell
 
 from kvviz.report.paths import shortener
 from kvviz.report.prose import Prose
+from kvviz.report.workshop import SOLUTION, hole, solved, tagged
 
 TEMPLATE = Path(__file__).resolve().parent / "template"
 CUSTOMARY = ("kernels", "machine", "torch", "triton", "python", "kvviz")
@@ -84,12 +86,16 @@ class Entry:
 def render_page(executed: NotebookNode, title: str, frame: Frame, before: Link | None, after: Link | None) -> str:
     """Return the page of an executed notebook, with links to the pages ``before`` and ``after`` it.
 
+    Exercises are shown as they are given; their solutions, and what checks say of these, are folded away.
+
     Raises:
+        ValueError: a solution is not marked as :mod:`kvviz.report.workshop` says.
         nbconvert.filters.markdown_mistune.InvalidNotebook: a picture attached to a cell is missing.
     """
     notebook, prose = deepcopy(executed), Prose(frame.folder)
     notebook.metadata.title = title
     notebook.metadata.pop("widgets", None)
+    notebook.cells = [shown for cell in notebook.cells for shown in _with_holes(cell)]
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
             cell.metadata.kvviz_html = prose.render(cell.source, cell.get("attachments"))
@@ -117,6 +123,15 @@ def _exporter() -> HTMLExporter:
         exclude_output_prompt=True,
         log=quiet,
     )
+
+
+def _with_holes(cell: NotebookNode) -> list[NotebookNode]:
+    """A cell as it is, or a solution's cell as its hole and its folded solution."""
+    if cell.cell_type != "code" or not tagged(cell, SOLUTION):
+        return [cell]
+    folded = f"<details><summary>A solution</summary>\n\n```python\n{solved(cell.source)}\n```\n\n</details>"
+    cell.source = hole(cell.source)
+    return [cell, new_markdown_cell(folded, id=f"{cell.id}-solution"[-64:])]
 
 
 def _presentable(outputs: Sequence, prose: Prose, short: Callable[[str], str]) -> list[NotebookNode]:
