@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 from kvviz.engine import weights
 from kvviz.engine.mode import device as kernel_device
+from kvviz.engine.unpacked import unpack
 
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """``(layer, query (T, Hq, D), key (T, H, D), value (T, H, D)) -> (T, Hq, D)``, all float32."""
@@ -101,24 +102,21 @@ def _rotate_pairs(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torc
 
 
 def load(device: str | torch.device | None = None) -> LanguageModel:
-    """Read the model file, dequantise it to float32 and put it on ``device`` (default: where kernels run).
+    """Put the model in float32 on ``device`` (default: where kernels run).
 
-    Takes about 540 MB and, on two CPU cores, a few seconds.
+    On the CPU its 540 MB are pages of a file that all processes share; the first load makes the file, in a few
+    seconds: see :mod:`kvviz.engine.unpacked`.
 
     Raises:
         ModelMissingError: the model file is not there; the message says how to get it.
     """
-    import gguf
-
     path = weights.find()
-    reader = gguf.GGUFReader(path)
-    field = {name: value.contents() for name, value in reader.fields.items()}
+    unpacked = unpack(path)
+    field = unpacked.fields
     if field["tokenizer.ggml.pre"] != DIGITS_THEN_BYTES:
         raise ValueError(f"{path.name} splits text by {field['tokenizer.ggml.pre']!r}, not by {DIGITS_THEN_BYTES!r}")
     device = kernel_device() if device is None else device
-    tensors = {
-        t.name: torch.from_numpy(gguf.dequantize(t.data, t.tensor_type).copy()).to(device) for t in reader.tensors
-    }
+    tensors = {name: torch.from_numpy(array).to(device) for name, array in unpacked.tensors.items()}
     config = ModelConfig(
         num_layers=field["llama.block_count"],
         num_heads=field["llama.attention.head_count"],
