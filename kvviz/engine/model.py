@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from kvviz.engine import weights
+from kvviz.engine import budget, weights
 from kvviz.engine.mode import device as kernel_device
 from kvviz.engine.unpacked import unpack
 
@@ -30,6 +30,13 @@ class ModelConfig:
     head_size: int
     rope_base: float
     norm_epsilon: float
+
+
+class _Released(dict):
+    """In place of weights that were let go."""
+
+    def __missing__(self, name: str):
+        raise RuntimeError("This model was released, and its weights are gone: load it again with load().")
 
 
 class LanguageModel:
@@ -61,9 +68,19 @@ class LanguageModel:
         """Text of generated tokens; special ones are left out."""
         return self._tokenizer.decode(token_ids, skip_special_tokens=True)
 
+    def release(self) -> None:
+        """Let go of the weights, whoever still has this model; it cannot be used any more."""
+        self._tensors = _Released()
+
+    @budget.within()
     @torch.inference_mode()
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
-        """Logits, float32 ``(T, vocabulary)``, of ``token_ids`` int64 ``(T,)`` at ``positions`` int64 ``(T,)``."""
+        """Logits, float32 ``(T, vocabulary)``, of ``token_ids`` int64 ``(T,)`` at ``positions`` int64 ``(T,)``.
+
+        Raises:
+            MemoryError: the GPU, or this process's share of it, is exhausted.
+            RuntimeError: the model was released.
+        """
         hidden = F.embedding(token_ids, self._tensors["token_embd.weight"])
         cos, sin = self._rope(positions)
         for layer in range(self.config.num_layers):
@@ -101,6 +118,7 @@ def _rotate_pairs(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torc
     return torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(-2)
 
 
+@budget.within()
 def load(device: str | torch.device | None = None) -> LanguageModel:
     """Put the model in float32 on ``device`` (default: where kernels run).
 
@@ -109,6 +127,7 @@ def load(device: str | torch.device | None = None) -> LanguageModel:
 
     Raises:
         ModelMissingError: the model file is not there; the message says how to get it.
+        MemoryError: the GPU, or this process's share of it, is exhausted.
     """
     path = weights.find()
     unpacked = unpack(path)
