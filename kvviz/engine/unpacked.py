@@ -167,9 +167,13 @@ def _float32(tensor) -> np.ndarray:
 
 @contextlib.contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    """One process at a time, by a lock on the folder itself; none where the system or the file system has no locks."""
+    """One process at a time, by a lock on the folder itself.
+
+    All at once where the system or the file system has no locks, and where nothing can be written: there each unpacks
+    for itself, and none has to wait.
+    """
     with contextlib.ExitStack() as stack:
-        if fcntl:
+        if fcntl and os.access(folder, os.W_OK):
             with contextlib.suppress(OSError):
                 handle = os.open(folder, os.O_RDONLY)
                 stack.callback(os.close, handle)

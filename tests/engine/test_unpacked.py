@@ -146,6 +146,19 @@ def test_a_folder_that_cannot_be_written_is_a_sentence(model, monkeypatch, capsy
     assert "KVVIZ_CACHE" in said and [path.name for path in model.parent.iterdir()] == [model.name]
 
 
+def test_nobody_waits_where_nothing_can_be_written(model, monkeypatch):
+    if unpacked.fcntl is None:
+        pytest.skip("this system has no locks")
+    locked = []
+    monkeypatch.setattr(unpacked.fcntl, "flock", lambda handle, how: locked.append(how))
+    unpack(model)
+    assert locked == [unpacked.fcntl.LOCK_EX]
+    path_beside(model).unlink()
+    monkeypatch.setattr(unpacked.os, "access", lambda folder, how: False)
+    assert_right(unpack(model), model)
+    assert len(locked) == 1
+
+
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may write everywhere")
 def test_a_real_read_only_folder(model, capsys):
     model.parent.chmod(0o555)
