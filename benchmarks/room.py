@@ -41,6 +41,7 @@ class Seat:
 
     Attributes:
         first, total: seconds from its start until the first code cell was done, and until the process ended.
+        done: code cells that are done.
         said: "ok", or the error; None if it ended without a word.
     """
 
@@ -48,6 +49,7 @@ class Seat:
     start: float
     first: float | None = None
     total: float | None = None
+    done: int = 0
     said: str | None = None
     aside: str = ""
 
@@ -55,9 +57,10 @@ class Seat:
         """Read what the process tells, until it ends."""
         for line in self.process.stdout:
             told = json.loads(line) if line.startswith("{") else {}
-            if self.first is None and told.get("done") == 1:
+            self.done, self.said = told.get("done", self.done), told.get("said", self.said)
+            self.aside = told.get("aside", self.aside)
+            if self.first is None and self.done == 1:
                 self.first = time.monotonic() - self.start
-            self.said, self.aside = told.get("said", self.said), told.get("aside", self.aside)
         self.process.wait()
         self.total = time.monotonic() - self.start
 
@@ -72,7 +75,7 @@ class Seat:
     def verdict(self) -> str:
         """ok, or what went wrong."""
         if self.total is None:
-            return "not done in time"
+            return f"not done in time: {self.done} code cells were"
         return self.said or f"the process ended with exit code {self.process.returncode} and said nothing"
 
 

@@ -145,7 +145,7 @@ def test_gpu_memory_is_that_of_the_gpu_that_kernels_take(room, tmp_path, monkeyp
 def test_a_process_that_says_nothing_is_told(room):
     process = subprocess.Popen(["sh", "-c", "echo noise; exit 9"], stdout=subprocess.PIPE, text=True)
     seat = room.Seat(process, time.monotonic())
-    assert seat.verdict == "not done in time"
+    assert seat.verdict == "not done in time: 0 code cells were"
     seat.follow()
     assert seat.verdict == "the process ended with exit code 9 and said nothing"
     assert seat.row(1).split()[:2] == ["1", "-"]
