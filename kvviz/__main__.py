@@ -42,7 +42,9 @@ def _parser() -> argparse.ArgumentParser:
     doctor = commands.add_parser("doctor", help="say what this machine has for the notebooks, and what it lacks")
     doctor.set_defaults(run=_doctor)
 
-    fetch = commands.add_parser("fetch", help="bring the language model's file (98 MB) into the cache folder")
+    fetch = commands.add_parser(
+        "fetch", help="bring the language model's file (98 MB) into the cache folder and unpack it (538 MB)"
+    )
     fetch.set_defaults(run=_fetch)
 
     audit = commands.add_parser("audit", help="judge a views file: exit status 0 clean, 1 findings, 2 unusable file")
@@ -73,9 +75,12 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def _fetch(options: argparse.Namespace) -> int:
-    from kvviz.engine import weights
+    from kvviz.engine import unpacked, weights
 
-    weights.fetch()
+    path = weights.fetch()
+    unpacked.unpack(path)
+    if unpacked.path_beside(path).is_file():
+        print(f"Unpacked, for all processes to share: {unpacked.path_beside(path)}")
     return 0
 
 

@@ -159,6 +159,24 @@ def test_a_gpu_is_named_and_needs_a_compiler(monkeypatch):
     assert doctor._kernels("kernels").status == "fail"
 
 
+def test_a_full_gpu_is_a_note_with_what_to_do(monkeypatch):
+    import torch
+
+    def no_context():
+        raise torch.OutOfMemoryError("CUDA error: out of memory")
+
+    monkeypatch.setattr(mode, "prepare", lambda: "interpreter")
+    monkeypatch.setattr(mode, "full", lambda: "The GPU is full: shut down what you have finished.")
+    check = doctor._kernels("kernels")
+    assert (check.status, check.remedy) == ("note", "The GPU is full: shut down what you have finished.")
+    assert check.text == "run in Triton's interpreter on the CPU: the GPU is full"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", no_context)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: SimpleNamespace(total_memory=8 << 30))
+    check = doctor._gpu_memory("GPU memory")
+    assert (check.status, check.text) == ("note", "0.0 of 8.0 GiB free")
+
+
 def test_what_a_compiler_needs(monkeypatch, tmp_path):
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
