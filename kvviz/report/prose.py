@@ -6,7 +6,7 @@ HTML that is not on a short list of harmless tags is shown as text. Knows no tem
 
 import html
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
@@ -28,6 +28,8 @@ TAGS = INLINE_TAGS | {
 _OPEN, _CLOSE = "\ue000", "\ue001"
 _HELD = re.compile(f"{_OPEN}(\\d+){_CLOSE}")
 _LINK_TAG = re.compile(r"</?a\b[^>]*>")
+WORDS_A_MINUTE = 200
+"""How fast prose with code in it is read."""
 _FIRST_PARAGRAPH = re.compile(r"<p>(.*?)</p>", re.DOTALL)
 
 
@@ -75,6 +77,11 @@ class Prose:
 def plain(fragment: str) -> str:
     """The text of an HTML fragment, on one line."""
     return " ".join(html.unescape(re.sub(r"<[^>]*>", "", fragment)).split())
+
+
+def reading_minutes(sources: Iterable[str]) -> int:
+    """Whole minutes, at least 1, that reading the cells' prose and code takes; their outputs are not counted."""
+    return max(1, round(sum(len(source.split()) for source in sources) / WORDS_A_MINUTE))
 
 
 def first_paragraph(body: str) -> str:
