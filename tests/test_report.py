@@ -218,7 +218,9 @@ class TestReading:
     def test_minutes_to_read_are_counted_in_words(self, tmp_path):
         outputs = with_outputs(new_output("stream", text="word " * 5000))
         notebook = read(write(tmp_path, "a", new_markdown_cell("word " * 500), "x = 1\n" * 33, outputs))
-        assert notebook.minutes_read == 3  # 500 + 99 + 1 words
+        assert notebook.minutes_read == 4  # 500 + 99 + 1 words
+        said = new_markdown_cell("# A\n\nAbout 2 minutes to run, 20\nto read." + "word " * 500)
+        assert read(write(tmp_path, "c", said)).minutes_read == 20
         assert read(write(tmp_path, "b")).minutes_read == 1
 
     @pytest.mark.parametrize("text", NO_NOTEBOOKS)

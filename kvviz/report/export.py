@@ -275,7 +275,7 @@ def _together(everything: Sequence[Notebook], machine: Mapping[str, str]) -> str
     reading = sum(notebook.minutes_read or 0 for notebook in everything)
     running = sum(_minutes(notebook, machine) or 0 for notebook in everything)
     ran = f", and about {running:g} min to run" if running else ""
-    return f"{_count(len(everything), 'notebook')}: about {reading} min to read (counted in words){ran}."
+    return f"{_count(len(everything), 'notebook')}: about {reading} min to read{ran}."
 
 
 def _pack(archive: Path, status: int, everything: Sequence[Notebook], out: Path, progress: Progress) -> int:

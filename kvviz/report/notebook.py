@@ -50,7 +50,7 @@ class Notebook:
         title: plain text: the title in the metadata, else the first heading, else the file's name.
         promise: the first paragraph, as harmless inline HTML.
         minutes_cpu, minutes_gpu: what its author says that it takes, or None.
-        minutes_read: what reading it takes, counted in words; None if it cannot be read.
+        minutes_read: what reading it takes, by its own word or counted in words; None if it cannot be read.
     """
 
     path: Path
@@ -108,7 +108,7 @@ def _described(path: Path, node: NotebookNode) -> Notebook:
     promise = next(filter(None, map(first_paragraph, bodies)), "")
     in_words = _MINUTES.search(plain(bodies[0])) if bodies else None
     minutes = [_number(said.get(key), in_words) for key in ("minutes_cpu", "minutes_gpu")]
-    return Notebook(path, node, str(title), promise, *minutes, reading_minutes(cell.source for cell in node.cells))
+    return Notebook(path, node, str(title), promise, *minutes, reading_minutes([cell.source for cell in node.cells]))
 
 
 def execute(notebook: Notebook, watch: Watch, cell_timeout_s: int) -> tuple[NotebookNode, Failure | None]:

@@ -99,7 +99,7 @@ def render_page(executed: NotebookNode, title: str, frame: Frame, before: Link |
             cell.metadata.kvviz_html = prose.render(cell.source, cell.get("attachments"))
         elif cell.cell_type == "code":
             cell.outputs = _presentable(cell.outputs, prose, shortener(frame.folder))
-    reading = f"about {reading_minutes(cell.source for cell in notebook.cells)} min"
+    reading = f"about {reading_minutes([cell.source for cell in notebook.cells])} min"
     facts = (("to read", reading), *frame.facts)
     around = {"before": before, "after": after, "headings": prose.headings, "facts": facts, "date": frame.date}
     body, _ = _exporter().from_notebook_node(notebook, resources={"inlining": {"css": []}, "kvviz": around})
