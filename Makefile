@@ -10,7 +10,7 @@ READY := $(VENV)/.installed
 TRITONS := 3.6.0 3.7.1 3.9.0
 NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 
-.PHONY: help report test test-fast test-tritons lab workshop lint clean
+.PHONY: help report course test test-fast test-tritons lab workshop lint clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
@@ -25,6 +25,10 @@ help: ## this list
 report: $(READY) ## set up, fetch the model, run every notebook and write reports/ (ARGS=names for some)
 	$(BIN) -m kvviz fetch
 	$(BIN) -m kvviz report $(ARGS)
+
+course: $(READY) ## the report, and reports/kvviz-course.zip to send to participants
+	$(BIN) -m kvviz fetch
+	$(BIN) -m kvviz report --archive reports/kvviz-course.zip
 
 test: $(READY) ## set up, fetch the model and run all tests
 	$(BIN) -m kvviz fetch

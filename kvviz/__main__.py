@@ -56,6 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     report = commands.add_parser("report", help="run notebooks and write them as self-contained HTML")
     report.add_argument("--notebooks", type=Path, default=Path("notebooks"), metavar="DIR", help="where they lie")
     report.add_argument("--out", type=Path, default=Path("reports"), metavar="DIR", help="where the HTML goes")
+    report.add_argument("--archive", type=Path, metavar="FILE.zip", help="pack all pages into one file too")
     report.add_argument("only", nargs="*", metavar="NAME", help="notebooks to run (default: all)")
     report.set_defaults(run=_report)
 
@@ -130,7 +131,7 @@ def _report(options: argparse.Namespace) -> int:
     from kvviz import doctor
     from kvviz.report import export
 
-    return export.main(options.notebooks, options.out, options.only, doctor.machine())
+    return export.main(options.notebooks, options.out, options.only, doctor.machine(), archive=options.archive)
 
 
 def _workshop(options: argparse.Namespace) -> int:

@@ -4,6 +4,7 @@ import builtins
 import os
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -209,12 +210,14 @@ def test_commands_import_only_what_they_need():
 
 def test_report_gets_folders_and_names(monkeypatch, tmp_path):
     got = []
-    fake = SimpleNamespace(main=lambda *arguments: got.append(arguments) or 3)
+    fake = SimpleNamespace(main=lambda *arguments, archive: got.append((*arguments, archive)) or 3)
     monkeypatch.setitem(sys.modules, "kvviz.report.export", fake)
     monkeypatch.setattr("kvviz.report.export", fake, raising=False)
-    status = cli.main(["report", "--notebooks", str(tmp_path), "--out", str(tmp_path / "html"), "01_cell", "02_two"])
-    (notebooks, out, only, machine) = got.pop()
+    options = ["--notebooks", str(tmp_path), "--out", str(tmp_path / "html"), "--archive", "course.zip"]
+    status = cli.main(["report", *options, "01_cell", "02_two"])
+    (notebooks, out, only, machine, archive) = got.pop()
     assert (status, notebooks, out, only) == (3, tmp_path, tmp_path / "html", ["01_cell", "02_two"])
+    assert archive == Path("course.zip")
     assert {"kernels", "machine", "torch", "triton", "python", "kvviz"} == set(machine)
 
 
