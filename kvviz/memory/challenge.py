@@ -29,10 +29,12 @@ PARTS = ("kind", "first byte", "fix")
 MOST_DRAWS = 1_000
 """Geometries that are tried until one shows exactly the fault that it is meant to."""
 
+ELSEWHERE = "where the lowest element starts that is not at its place (where it is, not where it belongs)"
+
 FIRST_BYTE = {
     "collision": "the lowest byte that two views share",
-    "misplaced": "where the lowest element starts that is not at its place (where it is, not where it belongs)",
-    "permuted": "the same",
+    "misplaced": ELSEWHERE,
+    "permuted": ELSEWHERE,
     "out_of_bounds": "the lowest byte behind the storage that a view claims",
     "truncated": "the lowest byte of the content that is not moved",
     "oversized": "the lowest byte that is taken of another block",
@@ -46,7 +48,7 @@ FIRST_BYTE = {
 
 FIXES = {
     "nothing": "leave the layout alone, and look at ordering, lifetimes and the tables' contents",
-    "offset": "start each view where its own layer and half begin",
+    "offset": "start each view where its own layer and half begin, on their boundary",
     "block step": "step from one block, or id, to the next as the cache does",
     "inner steps": "step from token to token and from head to head as the cells lie",
     "length": "move whole pages, data and tails, and no more",

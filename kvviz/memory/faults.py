@@ -37,12 +37,9 @@ def _none(cache: Unknown, rng: Random) -> ViewsFile:
 def _layer_on_layer(cache: Unknown, rng: Random) -> ViewsFile:
     """A layer starts where another one does."""
     moved, to = rng.sample(range(cache.spec.num_layers), 2)
-    there = {view.name: view.offset for view in cache.file.views}
-    return _changed(
-        cache.file,
-        f"layer {moved} ",
-        lambda view: replace(view, offset=there.get(view.name.replace(f"layer {moved}", f"layer {to}"), view.offset)),
-    )
+    start = {view.name: view.offset for view in cache.file.views if view.itemsize == 1}
+    shift = start[f"layer {to} K data"] - start[f"layer {moved} K data"]
+    return _changed(cache.file, f"layer {moved} ", lambda v: replace(v, offset=v.offset + shift // v.itemsize))
 
 
 def _v_on_k(cache: Unknown, rng: Random) -> ViewsFile:
