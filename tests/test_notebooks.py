@@ -36,6 +36,7 @@ def test_the_notebooks_are_here():
         "07_the_fast_path_regained",
         "08_the_transfer_width",
         "09_the_case_book",
+        "11_the_challenge",
     ]
 
 
