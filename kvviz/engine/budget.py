@@ -5,11 +5,12 @@ A CUDA context (about half a GiB, the driver's) is not counted: it goes with the
 
 import contextlib
 import gc
+import importlib.util
 from collections.abc import Iterator
 
 import torch
 
-from kvviz.engine.mode import GPU_GIB, device
+from kvviz.engine.mode import GPU_GIB, INSTALL_HINT, device
 
 MIB, GIB = 1 << 20, 1 << 30
 
@@ -17,13 +18,16 @@ MIB, GIB = 1 << 20, 1 << 30
 def keep(gib: float = GPU_GIB) -> str:
     """Let this process take at most ``gib`` GiB of GPU memory beside its context, and say so in a line to print.
 
-    Without a GPU nothing is limited, and the line says where kernels run. Whoever never calls this is not limited.
+    Without a GPU nothing is limited, and the line says where kernels run, or that there is no Triton to run them.
+    Whoever never calls this is not limited.
 
     Raises:
         ValueError: not a positive number of GiB.
     """
     if not gib > 0:
         raise ValueError(f"a budget must be more than 0 GiB, and is {gib}.")
+    if not _triton():
+        return INSTALL_HINT
     if device().type != "cuda":
         return "Kernels run in Triton's interpreter on the CPU, and take no GPU memory."
     total_bytes = torch.cuda.mem_get_info()[1]
@@ -40,7 +44,7 @@ def release() -> str:
     Tensors that a name still refers to stay: see :meth:`kvviz.engine.model.LanguageModel.release`.
     """
     gc.collect()
-    if device().type != "cuda":
+    if not _triton() or device().type != "cuda":
         return "No GPU memory was taken."
     torch.cuda.empty_cache()
     return (
@@ -60,6 +64,10 @@ def within() -> Iterator[None]:
         yield
     except torch.OutOfMemoryError as error:
         raise MemoryError(_exhausted()) from error
+
+
+def _triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
 
 
 def _exhausted() -> str:

@@ -54,6 +54,12 @@ def test_another_budget_and_never_more_than_there_is(gpu, gib, fraction):
     assert gpu.fraction == fraction
 
 
+def test_without_triton_a_notebook_goes_on_as_far_as_it_can(monkeypatch):
+    monkeypatch.setattr(budget.importlib.util, "find_spec", lambda name: None)
+    assert budget.keep().startswith("Triton is not installed, and the kernels need it.")
+    assert budget.release() == "No GPU memory was taken."
+
+
 @pytest.mark.parametrize("gib", [0, -1, float("nan")])
 def test_no_budget_is_refused(gib):
     with pytest.raises(ValueError, match=f"more than 0 GiB, and is {gib}"):
