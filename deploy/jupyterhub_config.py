@@ -19,6 +19,10 @@ GROUP = os.environ.get("KVVIZ_GROUP", "kvviz")
 IDLE_S = 3600
 """A kernel that nobody has used for so long ends, and gives its memory on the GPU back."""
 
+NOTEBOOKS = Path(os.environ.get("KVVIZ_NOTEBOOKS", KIT / "workshop" / "participants"))
+if not NOTEBOOKS.is_dir():
+    sys.exit(f"{NOTEBOOKS} is not there: run python -m kvviz workshop in {KIT}, or set KVVIZ_NOTEBOOKS")
+
 FOLDER = "kvviz-notebooks"
 COPY = """
 import shutil, sys
@@ -39,7 +43,7 @@ def copy_notebooks(spawner) -> None:
         subprocess.CalledProcessError: the home cannot be written to; the server does not start.
     """
     user = pwd.getpwnam(spawner.user.name)
-    command = [sys.executable, "-c", COPY, str(KIT / "notebooks"), f"{user.pw_dir}/{FOLDER}"]
+    command = [sys.executable, "-c", COPY, str(NOTEBOOKS), f"{user.pw_dir}/{FOLDER}"]
     subprocess.run(command, user=user.pw_uid, group=user.pw_gid, extra_groups=[], cwd="/", check=True, timeout=60)
 
 

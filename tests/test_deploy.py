@@ -18,6 +18,7 @@ CONFIG = ROOT / "deploy" / "jupyterhub_config.py"
 def load(monkeypatch, **variables: str) -> tuple[Config, dict]:
     for name in ("KVVIZ_SEATS", "KVVIZ_GROUP", "KVVIZ_HUB_URL", "KVVIZ_CACHE", "TRITON_INTERPRET"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("KVVIZ_NOTEBOOKS", str(ROOT / "notebooks"))
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     config = Config()
@@ -42,6 +43,11 @@ def test_only_the_group_comes_in_and_only_from_here(monkeypatch):
     assert "allow_all" not in config.Authenticator and config.Spawner.cmd[0].startswith(
         str(Path(sys.executable).parent)
     )
+
+
+def test_without_the_participants_copies_it_does_not_start(monkeypatch, tmp_path):
+    with pytest.raises(SystemExit, match="gone is not there: run python -m kvviz workshop in"):
+        load(monkeypatch, KVVIZ_NOTEBOOKS=str(tmp_path / "gone"))
 
 
 def test_notebooks_are_copied_once(monkeypatch, tmp_path):

@@ -14,7 +14,7 @@ from kvviz.memory.spec import MODES, PER_TOKEN_HEAD_BITS, CacheSpec
 from tests.test_report import CONTRAST
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = sorted((ROOT / "docs").glob("*.md"))
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 GLOSSARY = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
 ENTRY = re.compile(r"- \*\*([^*]+)\*\* \(`([^`]+)`\): (.+)")
 ENTRIES = [match.groups() for match in map(ENTRY.fullmatch, GLOSSARY.splitlines()) if match]
@@ -59,6 +59,11 @@ def test_minutes_are_those_of_the_readme():
 def test_links_lead_somewhere(path):
     for target in re.findall(r"\]\((?!http)([^)#]+)", path.read_text(encoding="utf-8")):
         assert (path.parent / target).exists(), f"{path.name} links to {target}"
+
+
+def test_the_readme_names_every_page_of_docs():
+    readme = DOCUMENTS[0].read_text(encoding="utf-8")
+    assert [path.name for path in (ROOT / "docs").iterdir() if f"docs/{path.name}" not in readme] == []
 
 
 def test_sections_that_an_instructor_may_skip_are_there():

@@ -14,9 +14,8 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from kvviz.report.notebook import Notebook, execute, read
 from kvviz.report.page import Frame, render_page
 from kvviz.report.workshop import hole, instructor, main, participants, solved, tagged
+from tests.test_notebooks import FOLDER, NOTEBOOKS
 
-FOLDER = Path(__file__).parent.parent / "notebooks"
-NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 EXERCISES = [path for path in NOTEBOOKS if path.stem[:2] != "11"]
 """The challenge is an exercise as a whole: its answers are drawn with the caches, and it is the same in all copies."""
 WITH_MODEL = {"03", "04"}

@@ -1,9 +1,12 @@
 """Archive: the pages of a report in one zip, to send to people who read them without a network."""
 
+import io
 import os
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
+
+from kvviz.report.paths import write_whole
 
 ENDING = ".zip"
 _FIRST_DAY = (1980, 1, 1, 0, 0, 0)
@@ -20,11 +23,11 @@ def check_archive(path: Path) -> None:
         raise ValueError(f"{path} does not end in {ENDING}: name the archive so, as in {path.with_suffix(ENDING)}")
     if path.is_dir():
         raise ValueError(f"{path} is a folder: take it away, or name the archive otherwise")
-    part = _part(path)
+    probe = path.with_name(f".probe.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_bytes(b"")
-        part.unlink()
+        write_whole(probe, b"")
+        probe.unlink()
     except OSError as error:
         raise ValueError(f"{path} cannot be written ({error.strerror or error}): name another folder") from error
 
@@ -38,18 +41,10 @@ def write_archive(path: Path, folder: Path, names: Sequence[str]) -> int:
     Raises:
         OSError: a page cannot be read, or the archive cannot be written.
     """
-    part = _part(path)
-    try:
-        with zipfile.ZipFile(part, "w") as archive:
-            for name in names:
-                entry = zipfile.ZipInfo(f"{path.stem}/{name}", _FIRST_DAY)
-                entry.compress_type, entry.external_attr = zipfile.ZIP_DEFLATED, 0o644 << 16
-                archive.writestr(entry, (folder / name).read_bytes())
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
-    return path.stat().st_size
-
-
-def _part(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{os.getpid()}.part")
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        for name in names:
+            entry = zipfile.ZipInfo(f"{path.stem}/{name}", _FIRST_DAY)
+            entry.compress_type, entry.external_attr = zipfile.ZIP_DEFLATED, 0o644 << 16
+            archive.writestr(entry, (folder / name).read_bytes())
+    return write_whole(path, packed.getvalue())

@@ -19,7 +19,7 @@ from nbformat import NotebookNode
 from kvviz.report.archive import check_archive, write_archive
 from kvviz.report.notebook import Failure, Notebook, execute, read
 from kvviz.report.page import CUSTOMARY, Entry, Frame, Link, render_index, render_page
-from kvviz.report.paths import shortener
+from kvviz.report.paths import shortener, write_whole
 
 CELL_TIMEOUT_S = 900
 PLAIN_EVERY_S = 10.0
@@ -317,11 +317,4 @@ def _entry(notebook: Notebook, run: Run | None, out: Path, frame: Frame) -> Entr
 
 def _write(path: Path, text: str) -> int:
     """Write ``text`` so that ``path`` is never seen half-written; returns its size in bytes."""
-    data = text.encode("utf-8")
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        part.write_bytes(data)
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
-    return len(data)
+    return write_whole(path, text.encode("utf-8"))
