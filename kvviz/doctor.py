@@ -215,11 +215,11 @@ def _at_least(name: str, version: str, least: tuple[int, int], more: str = "") -
 
 
 def _memory(name: str, free_bytes: int, total_bytes: int, least_bytes: int) -> Check:
-    text = f"{free_bytes / 2**30:.1f} of {total_bytes / 2**30:.1f} GiB free"
-    if free_bytes < least_bytes:
-        remedy = f"The notebooks take about {least_bytes / 2**30:.0f} GiB: close other programs."
-        return Check(name, "note", text, remedy)
-    return Check(name, "ok", text)
+    free, total, least = (number / 2**30 for number in (free_bytes, total_bytes, least_bytes))
+    if free < least:
+        remedy = f"The notebooks take about {least:.0f} GiB: close other programs."
+        return Check(name, "note", f"{free:.1f} of {total:.1f} GiB free", remedy)
+    return Check(name, "ok", f"at least {least:.0f} of {total:.1f} GiB free")
 
 
 def _compiler_missing() -> str | None:

@@ -129,7 +129,8 @@ def test_an_old_version_is_a_fail(version, status):
 
 def test_little_memory_is_a_note():
     assert doctor._memory("memory", 1 << 30, 8 << 30, 2 << 30).status == "note"
-    assert doctor._memory("memory", 2 << 30, 8 << 30, 2 << 30) == Check("memory", "ok", "2.0 of 8.0 GiB free")
+    assert doctor._memory("memory", 2 << 30, 8 << 30, 2 << 30) == Check("memory", "ok", "at least 2 of 8.0 GiB free")
+    assert doctor._memory("memory", 3 << 30, 8 << 30, 2 << 30).text == "at least 2 of 8.0 GiB free"
 
 
 @pytest.mark.parametrize(
