@@ -10,7 +10,7 @@ READY := $(VENV)/.installed
 TRITONS := 3.6.0 3.7.1 3.9.0
 NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 
-.PHONY: help report test test-fast test-tritons lab lint clean
+.PHONY: help report course test test-fast test-tritons lab workshop lint clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
@@ -25,6 +25,10 @@ help: ## this list
 report: $(READY) ## set up, fetch the model, run every notebook and write reports/ (ARGS=names for some)
 	$(BIN) -m kvviz fetch
 	$(BIN) -m kvviz report $(ARGS)
+
+course: $(READY) ## the report, and reports/kvviz-course.zip to send to participants
+	$(BIN) -m kvviz fetch
+	$(BIN) -m kvviz report --archive reports/kvviz-course.zip
 
 test: $(READY) ## set up, fetch the model and run all tests
 	$(BIN) -m kvviz fetch
@@ -42,15 +46,22 @@ test-tritons: $(READY) $(TRITONS:%=.cache/triton-%/.installed) ## the engine's t
 	    $$(grep -rl --include='test_*.py' 'kvviz\.engine' tests) || failed="$$failed $$version"; \
 	done; test -z "$$failed" || { echo "failed under Triton$$failed" >&2; exit 1; }
 
-lab: $(READY) ## open the notebooks in JupyterLab
-	$(BIN) -m jupyterlab $(ARGS) notebooks
+lab: $(READY) | workshop/participants ## open the notebooks in JupyterLab, exercises unsolved
+	$(BIN) -m jupyterlab $(ARGS) workshop/participants
+
+workshop: $(READY) ## write workshop/participants (exercises with holes) and workshop/instructor (solved)
+	$(BIN) -m kvviz workshop $(ARGS)
+
+# Once: what a reader writes there is never touched again.
+workshop/participants: | $(READY)
+	$(BIN) -m kvviz workshop
 
 lint: $(READY) ## ruff over code and notebooks; notebooks without outputs
 	$(BIN) -m ruff check .
 	$(BIN) -m ruff format --check .
 	$(if $(NOTEBOOKS),$(BIN) -m nbstripout --verify --keep-id $(NOTEBOOKS))
 
-clean: ## remove what was made here (not the model)
+clean: ## remove what was made here (not the model, not workshop/, which holds people's work)
 	rm -rf $(VENV) reports .cache build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find kvviz tests notebooks -type d \( -name __pycache__ -o -name .ipynb_checkpoints \) -prune -exec rm -rf {} +
 

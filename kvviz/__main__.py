@@ -1,4 +1,4 @@
-"""``python -m kvviz doctor | fetch | audit | report``: each command imports what it needs, and no more."""
+"""``python -m kvviz doctor | fetch | audit | report | workshop``: each command imports what it needs, and no more."""
 
 import argparse
 import signal
@@ -42,7 +42,9 @@ def _parser() -> argparse.ArgumentParser:
     doctor = commands.add_parser("doctor", help="say what this machine has for the notebooks, and what it lacks")
     doctor.set_defaults(run=_doctor)
 
-    fetch = commands.add_parser("fetch", help="bring the language model's file (98 MB) into the cache folder")
+    fetch = commands.add_parser(
+        "fetch", help="bring the language model's file (98 MB) into the cache folder and unpack it (538 MB)"
+    )
     fetch.set_defaults(run=_fetch)
 
     audit = commands.add_parser("audit", help="judge a views file: exit status 0 clean, 1 findings, 2 unusable file")
@@ -54,8 +56,16 @@ def _parser() -> argparse.ArgumentParser:
     report = commands.add_parser("report", help="run notebooks and write them as self-contained HTML")
     report.add_argument("--notebooks", type=Path, default=Path("notebooks"), metavar="DIR", help="where they lie")
     report.add_argument("--out", type=Path, default=Path("reports"), metavar="DIR", help="where the HTML goes")
+    report.add_argument("--archive", type=Path, metavar="FILE.zip", help="pack all pages into one file too")
     report.add_argument("only", nargs="*", metavar="NAME", help="notebooks to run (default: all)")
     report.set_defaults(run=_report)
+
+    workshop = commands.add_parser(
+        "workshop", help="write the participants' notebooks, with holes, and the instructor's"
+    )
+    workshop.add_argument("--notebooks", type=Path, default=Path("notebooks"), metavar="DIR", help="where they lie")
+    workshop.add_argument("--out", type=Path, default=Path("workshop"), metavar="DIR", help="where the copies go")
+    workshop.set_defaults(run=_workshop)
     return parser
 
 
@@ -66,9 +76,12 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def _fetch(options: argparse.Namespace) -> int:
-    from kvviz.engine import weights
+    from kvviz.engine import unpacked, weights
 
-    weights.fetch()
+    path = weights.fetch()
+    unpacked.unpack(path)
+    if unpacked.path_beside(path).is_file():
+        print(f"Unpacked, for all processes to share: {unpacked.path_beside(path)}")
     return 0
 
 
@@ -118,7 +131,13 @@ def _report(options: argparse.Namespace) -> int:
     from kvviz import doctor
     from kvviz.report import export
 
-    return export.main(options.notebooks, options.out, options.only, doctor.machine())
+    return export.main(options.notebooks, options.out, options.only, doctor.machine(), archive=options.archive)
+
+
+def _workshop(options: argparse.Namespace) -> int:
+    from kvviz.report import workshop
+
+    return workshop.main(options.notebooks, options.out)
 
 
 def _sentence(error: Exception) -> str:

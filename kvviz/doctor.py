@@ -130,7 +130,9 @@ def _kernels(name: str) -> Check:
     from kvviz.engine import mode
 
     if mode.prepare() == "interpreter":
-        return Check(name, "ok", "run in Triton's interpreter on the CPU")
+        full = mode.full()
+        text = f"run in Triton's interpreter on the CPU{': the GPU is full' if full else ''}"
+        return Check(name, "note" if full else "ok", text, full)
     import torch
 
     major, minor = torch.cuda.get_device_capability()
@@ -147,7 +149,12 @@ def _gpu_memory(name: str) -> Check:
 
     if not torch.cuda.is_available():
         return Check(name, "ok", "no GPU, and none is needed")
-    free, total = torch.cuda.mem_get_info()
+    try:
+        free, total = torch.cuda.mem_get_info()
+    except RuntimeError as error:  # no memory left for a context
+        if "out of memory" not in str(error):
+            raise
+        free, total = 0, torch.cuda.get_device_properties().total_memory
     return _memory(name, free, total, FREE_GPU_BYTES)
 
 
@@ -208,11 +215,11 @@ def _at_least(name: str, version: str, least: tuple[int, int], more: str = "") -
 
 
 def _memory(name: str, free_bytes: int, total_bytes: int, least_bytes: int) -> Check:
-    text = f"{free_bytes / 2**30:.1f} of {total_bytes / 2**30:.1f} GiB free"
-    if free_bytes < least_bytes:
-        remedy = f"The notebooks take about {least_bytes / 2**30:.0f} GiB: close other programs."
-        return Check(name, "note", text, remedy)
-    return Check(name, "ok", text)
+    free, total, least = (number / 2**30 for number in (free_bytes, total_bytes, least_bytes))
+    if free < least:
+        remedy = f"The notebooks take about {least:.0f} GiB: close other programs."
+        return Check(name, "note", f"{free:.1f} of {total:.1f} GiB free", remedy)
+    return Check(name, "ok", f"at least {least:.0f} of {total:.1f} GiB free")
 
 
 def _compiler_missing() -> str | None:

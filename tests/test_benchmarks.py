@@ -1,4 +1,4 @@
-"""Scripts that measure transfer engines: what they ask for, what was recorded, and that they run where they can."""
+"""Scripts that measure: what they ask for, what was recorded, that they run where they can, and leave no process."""
 
 import importlib.util
 import json

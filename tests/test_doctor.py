@@ -4,6 +4,7 @@ import builtins
 import os
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -128,7 +129,8 @@ def test_an_old_version_is_a_fail(version, status):
 
 def test_little_memory_is_a_note():
     assert doctor._memory("memory", 1 << 30, 8 << 30, 2 << 30).status == "note"
-    assert doctor._memory("memory", 2 << 30, 8 << 30, 2 << 30) == Check("memory", "ok", "2.0 of 8.0 GiB free")
+    assert doctor._memory("memory", 2 << 30, 8 << 30, 2 << 30) == Check("memory", "ok", "at least 2 of 8.0 GiB free")
+    assert doctor._memory("memory", 3 << 30, 8 << 30, 2 << 30).text == "at least 2 of 8.0 GiB free"
 
 
 @pytest.mark.parametrize(
@@ -157,6 +159,24 @@ def test_a_gpu_is_named_and_needs_a_compiler(monkeypatch):
     assert doctor._kernels("kernels") == Check("kernels", "ok", "run on: NVIDIA H200 (compute capability 9.0)")
     monkeypatch.setattr(doctor, "_compiler_missing", lambda: "a C compiler (gcc or clang)")
     assert doctor._kernels("kernels").status == "fail"
+
+
+def test_a_full_gpu_is_a_note_with_what_to_do(monkeypatch):
+    import torch
+
+    def no_context():
+        raise torch.OutOfMemoryError("CUDA error: out of memory")
+
+    monkeypatch.setattr(mode, "prepare", lambda: "interpreter")
+    monkeypatch.setattr(mode, "full", lambda: "The GPU is full: shut down what you have finished.")
+    check = doctor._kernels("kernels")
+    assert (check.status, check.remedy) == ("note", "The GPU is full: shut down what you have finished.")
+    assert check.text == "run in Triton's interpreter on the CPU: the GPU is full"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", no_context)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: SimpleNamespace(total_memory=8 << 30))
+    check = doctor._gpu_memory("GPU memory")
+    assert (check.status, check.text) == ("note", "0.0 of 8.0 GiB free")
 
 
 def test_what_a_compiler_needs(monkeypatch, tmp_path):
@@ -191,12 +211,14 @@ def test_commands_import_only_what_they_need():
 
 def test_report_gets_folders_and_names(monkeypatch, tmp_path):
     got = []
-    fake = SimpleNamespace(main=lambda *arguments: got.append(arguments) or 3)
+    fake = SimpleNamespace(main=lambda *arguments, archive: got.append((*arguments, archive)) or 3)
     monkeypatch.setitem(sys.modules, "kvviz.report.export", fake)
     monkeypatch.setattr("kvviz.report.export", fake, raising=False)
-    status = cli.main(["report", "--notebooks", str(tmp_path), "--out", str(tmp_path / "html"), "01_cell", "02_two"])
-    (notebooks, out, only, machine) = got.pop()
+    options = ["--notebooks", str(tmp_path), "--out", str(tmp_path / "html"), "--archive", "course.zip"]
+    status = cli.main(["report", *options, "01_cell", "02_two"])
+    (notebooks, out, only, machine, archive) = got.pop()
     assert (status, notebooks, out, only) == (3, tmp_path, tmp_path / "html", ["01_cell", "02_two"])
+    assert archive == Path("course.zip")
     assert {"kernels", "machine", "torch", "triton", "python", "kvviz"} == set(machine)
 
 

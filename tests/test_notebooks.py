@@ -1,5 +1,6 @@
 """Every notebook: clean in git, in the kit's style, and running from top to bottom."""
 
+import ast
 import re
 import statistics
 from pathlib import Path
@@ -8,6 +9,7 @@ import nbformat
 import pytest
 
 from kvviz.report.notebook import execute, read
+from kvviz.report.workshop import participants
 
 FOLDER = Path(__file__).parent.parent / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
@@ -17,6 +19,27 @@ EVERY = pytest.mark.parametrize("path", NOTEBOOKS, ids=NAMES)
 
 def counts(line: str) -> bool:
     return bool(line.strip()) and not re.match(r"(from \S+ )?import ", line)
+
+
+def shows(source: str) -> bool:
+    """Whether running a cell shows something: outside of functions a call, or a value, stands alone."""
+    inner = (ast.FunctionDef, ast.ClassDef)
+    nodes = [node for node in ast.parse(source).body if not isinstance(node, inner)]
+    return any(isinstance(part, ast.Expr) for node in nodes for part in ast.walk(node))
+
+
+def sections(path: Path) -> dict[str, list[tuple[str, str]]]:
+    """Heading to (kind, source) of what stands under it; a markdown cell is cut at its headings."""
+    found, here = {}, []
+    for cell in nbformat.read(path, 4).cells:
+        parts = (
+            re.split(r"^(?=## )", cell.source, flags=re.MULTILINE) if cell.cell_type == "markdown" else [cell.source]
+        )
+        for part in filter(None, parts):
+            if cell.cell_type == "markdown" and part.startswith("## "):
+                here = found[part.partition("\n")[0].removeprefix("## ")] = []
+            here.append((cell.cell_type, part))
+    return found
 
 
 def cells(path: Path, kind: str) -> list[str]:
@@ -35,6 +58,7 @@ def test_the_notebooks_are_here():
         "07_the_fast_path_regained",
         "08_the_transfer_width",
         "09_the_case_book",
+        "11_the_challenge",
     ]
 
 
@@ -54,9 +78,40 @@ def test_first_cell_makes_its_promise(path):
 
 @EVERY
 def test_cells_are_short(path):
-    """Imports and blank lines apart."""
-    lengths = [len([line for line in source.splitlines() if counts(line)]) for source in cells(path, "code")]
+    """As a participant gets them, imports and blank lines apart."""
+    sources = [cell.source for cell in participants(nbformat.read(path, 4)).cells if cell.cell_type == "code"]
+    lengths = [len([line for line in source.splitlines() if counts(line)]) for source in sources]
     assert statistics.median(lengths) <= 4 and max(lengths) <= 20
+
+
+@EVERY
+def test_every_section_asks_before_it_shows(path):
+    """An exercise asks in another way; and what the last cell says of GPU memory is no matter to guess at."""
+    for title, parts in sections(path).items():
+        asked = [at for at, (kind, source) in enumerate(parts) if kind == "markdown" and "**Predict" in source]
+        shown = [at for at, (kind, source) in enumerate(parts) if kind == "code" and shows(source)]
+        if shown and not title.startswith("Exercise "):
+            assert asked and asked[0] < shown[-1], f"{path.name}: nobody predicts anything in {title!r}"
+
+
+@EVERY
+def test_a_gpu_is_shared(path):
+    """Whoever takes a device keeps a budget from the first cell on, gives it back in the last, and says so."""
+    promise, code = cells(path, "markdown")[0], cells(path, "code")
+    if not any("kvviz.engine" in source or "cuda" in source for source in code):
+        assert "GPU: none is used." in promise
+        return
+    assert "GPU: used if there is one, at most 1 GiB of its memory beside the CUDA context" in promise
+    assert "print(budget.keep())" in code[0] and code[-1].endswith("print(budget.release())")
+    assert ("model.release()" in code[-1]) == any("model = load(" in source for source in code)
+
+
+@EVERY
+def test_it_ends_in_questions(path):
+    """Three to eight to recall, with as many answers."""
+    asked, _, answered = cells(path, "markdown")[-1].partition("**Recall**")[2].partition("<details>")
+    numbers = [re.findall(r"^(\d)\. ", part, re.MULTILINE) for part in (asked, answered)]
+    assert numbers[0] == numbers[1] == [str(n + 1) for n in range(len(numbers[0]))] and 3 <= len(numbers[0]) <= 8
 
 
 @EVERY

@@ -149,7 +149,7 @@ class TestPage:
             with_outputs(shown(image__png="AAAA"), shown(**{"image__svg+xml": "<svg/>"})),
         )
         assert not re.findall(r"<(?:script|img|link|iframe|source)[^>]*(?:src|href)=.https?:", html)
-        assert "url(" not in html and "@import" not in html and "<script" not in html
+        assert "url(" not in html and "@import" not in html and html.count("<script>") == html.count("<script") == 1
         assert "default-src 'none'" in html
 
     def test_widgets_and_scripts_leave_no_uuid_behind(self):
@@ -214,6 +214,14 @@ class TestReading:
     def test_outputs_on_disk_are_not_believed(self, tmp_path):
         notebook = read(write(tmp_path, "a", with_outputs(new_output("stream", text="old"))))
         assert notebook.node.cells[0].outputs == []
+
+    def test_minutes_to_read_are_counted_in_words(self, tmp_path):
+        outputs = with_outputs(new_output("stream", text="word " * 5000))
+        notebook = read(write(tmp_path, "a", new_markdown_cell("word " * 500), "x = 1\n" * 33, outputs))
+        assert notebook.minutes_read == 4  # 500 + 99 + 1 words
+        said = new_markdown_cell("# A\n\nAbout 2 minutes to run, 20\nto read." + "word " * 500)
+        assert read(write(tmp_path, "c", said)).minutes_read == 20
+        assert read(write(tmp_path, "b")).minutes_read == 1
 
     @pytest.mark.parametrize("text", NO_NOTEBOOKS)
     def test_what_is_no_notebook(self, tmp_path, text):

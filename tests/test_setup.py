@@ -16,7 +16,7 @@ from packaging.specifiers import SpecifierSet
 ROOT = Path(__file__).parents[1]
 ASIDE = {"mooncake"}
 """Extras that are not part of the environment: a section of notebook 07 uses them where they are installed."""
-TARGETS = ("help", "report", "test", "test-fast", "test-tritons", "lab", "lint", "clean")
+TARGETS = ("help", "report", "course", "test", "test-fast", "test-tritons", "lab", "workshop", "lint", "clean")
 
 
 def requirement_lines() -> list[str]:
@@ -77,6 +77,7 @@ def test_conda_and_pip_get_the_same_pins():
 
 def test_condas_python_is_one_that_the_package_takes():
     (python,) = (line for line in environment()["dependencies"] if str(line).startswith("python="))
+    assert python == "python=3.11"
     assert SpecifierSet(project()["project"]["requires-python"]).contains(python.partition("=")[2])
 
 
@@ -125,6 +126,11 @@ def test_the_index_reaches_pip_and_is_absent_otherwise():
 def test_report_fetches_before_it_runs():
     lines = make("-n", "-B", "report", "ARGS=01").stdout.splitlines()
     assert lines[-2:] == [".venv/bin/python -m kvviz fetch", ".venv/bin/python -m kvviz report 01"]
+
+
+def test_a_course_is_one_file():
+    lines = make("-n", "-B", "course").stdout.splitlines()
+    assert lines[-1] == ".venv/bin/python -m kvviz report --archive reports/kvviz-course.zip"
 
 
 def test_an_unfit_python_is_one_sentence(tmp_path):

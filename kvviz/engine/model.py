@@ -10,8 +10,9 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from kvviz.engine import weights
+from kvviz.engine import budget, weights
 from kvviz.engine.mode import device as kernel_device
+from kvviz.engine.unpacked import unpack
 
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """``(layer, query (T, Hq, D), key (T, H, D), value (T, H, D)) -> (T, Hq, D)``, all float32."""
@@ -29,6 +30,13 @@ class ModelConfig:
     head_size: int
     rope_base: float
     norm_epsilon: float
+
+
+class _Released(dict):
+    """In place of weights that were let go."""
+
+    def __missing__(self, name: str):
+        raise RuntimeError("This model was released, and its weights are gone: load it again with load().")
 
 
 class LanguageModel:
@@ -60,9 +68,19 @@ class LanguageModel:
         """Text of generated tokens; special ones are left out."""
         return self._tokenizer.decode(token_ids, skip_special_tokens=True)
 
+    def release(self) -> None:
+        """Let go of the weights, whoever still has this model; it cannot be used any more."""
+        self._tensors = _Released()
+
+    @budget.within()
     @torch.inference_mode()
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
-        """Logits, float32 ``(T, vocabulary)``, of ``token_ids`` int64 ``(T,)`` at ``positions`` int64 ``(T,)``."""
+        """Logits, float32 ``(T, vocabulary)``, of ``token_ids`` int64 ``(T,)`` at ``positions`` int64 ``(T,)``.
+
+        Raises:
+            MemoryError: the GPU, or this process's share of it, is exhausted.
+            RuntimeError: the model was released.
+        """
         hidden = F.embedding(token_ids, self._tensors["token_embd.weight"])
         cos, sin = self._rope(positions)
         for layer in range(self.config.num_layers):
@@ -100,25 +118,24 @@ def _rotate_pairs(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torc
     return torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(-2)
 
 
+@budget.within()
 def load(device: str | torch.device | None = None) -> LanguageModel:
-    """Read the model file, dequantise it to float32 and put it on ``device`` (default: where kernels run).
+    """Put the model in float32 on ``device`` (default: where kernels run).
 
-    Takes about 540 MB and, on two CPU cores, a few seconds.
+    On the CPU its 540 MB are pages of a file that all processes share; the first load makes the file, in a few
+    seconds: see :mod:`kvviz.engine.unpacked`.
 
     Raises:
         ModelMissingError: the model file is not there; the message says how to get it.
+        MemoryError: the GPU, or this process's share of it, is exhausted.
     """
-    import gguf
-
     path = weights.find()
-    reader = gguf.GGUFReader(path)
-    field = {name: value.contents() for name, value in reader.fields.items()}
+    unpacked = unpack(path)
+    field = unpacked.fields
     if field["tokenizer.ggml.pre"] != DIGITS_THEN_BYTES:
         raise ValueError(f"{path.name} splits text by {field['tokenizer.ggml.pre']!r}, not by {DIGITS_THEN_BYTES!r}")
     device = kernel_device() if device is None else device
-    tensors = {
-        t.name: torch.from_numpy(gguf.dequantize(t.data, t.tensor_type).copy()).to(device) for t in reader.tensors
-    }
+    tensors = {name: torch.from_numpy(array).to(device) for name, array in unpacked.tensors.items()}
     config = ModelConfig(
         num_layers=field["llama.block_count"],
         num_heads=field["llama.attention.head_count"],

@@ -144,7 +144,7 @@ def fetch(progress: Callable[[str], None] = print) -> Path:
     except OSError as error:
         raise FetchError(
             f"The model file could not be stored in {path.parent} ({error}): "
-            "make room there (300 MB), or set KVVIZ_CACHE to another folder."
+            "make room there (1 GB), or set KVVIZ_CACHE to another folder."
         ) from error
     progress(f"Stored and checked: {path}")
     return path

@@ -254,10 +254,10 @@ def _every(view: View, boundary_bytes: int) -> str:
 
 
 def _first_off(view: View, boundary_bytes: int) -> tuple:
-    """The first row off the boundary, by index order: the origin or one step along an axis."""
+    """The first row off the boundary, the lowest where strides go upwards: the origin or one step along an axis."""
     origin = (0,) * len(view.shape)
     candidates = [origin]
-    for axis in reversed(range(len(view.shape) - 1)):
+    for axis in sorted(range(len(view.shape) - 1), key=lambda axis: (abs(view.stride[axis]), -axis)):
         if view.shape[axis] > 1:
             candidates.append(tuple(1 if a == axis else 0 for a in range(len(view.shape))))
     return next(((place(view, i),) for i in candidates if view.start_of(i) % boundary_bytes), ())

@@ -165,12 +165,20 @@ def check_fits(nbytes: int, device: str | torch.device) -> None:
     device = torch.device(device)
     if device.type == "meta":
         return
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_host_bytes()
+    free = _free_gpu_bytes(device) if device.type == "cuda" else free_host_bytes()
     if nbytes > free:
         raise MemoryError(
             f"the cache needs {nbytes} bytes and {device} has {free} bytes free: "
             f"take fewer blocks or layers, or device='meta' to look at the geometry alone"
         )
+
+
+def _free_gpu_bytes(device: torch.device) -> int:
+    """GPU memory that this process can still take: what is free, or less where its share is limited."""
+    free, total = torch.cuda.mem_get_info(device)
+    held, used = torch.cuda.memory_reserved(device), torch.cuda.memory_allocated(device)
+    allowed = int(total * torch.cuda.get_per_process_memory_fraction(device.index))
+    return max(0, min(free, allowed - held) + held - used)
 
 
 def free_host_bytes() -> int:

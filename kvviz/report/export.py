@@ -16,9 +16,10 @@ from typing import TextIO
 
 from nbformat import NotebookNode
 
+from kvviz.report.archive import check_archive, write_archive
 from kvviz.report.notebook import Failure, Notebook, execute, read
 from kvviz.report.page import CUSTOMARY, Entry, Frame, Link, render_index, render_page
-from kvviz.report.paths import shortener
+from kvviz.report.paths import shortener, write_whole
 
 CELL_TIMEOUT_S = 900
 PLAIN_EVERY_S = 10.0
@@ -68,6 +69,7 @@ def main(
     only: Sequence[str] = (),
     machine: Mapping[str, str] = MappingProxyType({}),
     cell_timeout_s: int = CELL_TIMEOUT_S,
+    archive: Path | None = None,
 ) -> int:
     """Run the notebooks of a folder in name order; write ``out/NAME.html`` for each, and ``out/index.html``.
 
@@ -80,9 +82,11 @@ def main(
             means a GPU, "interpreter on the CPU" means none), "machine" (GPU or CPU by name, cores; no host
             name), "torch", "triton", "python", "kvviz" (versions).
         cell_timeout_s: seconds that one cell may take.
+        archive: a zip of the index and all its pages, written if no notebook failed; None for none.
 
     Returns:
-        0; 1 if a notebook has no page, which standard error explains; 2 if there was nothing to run; 130 if
+        0; 1 if a notebook has no page, or there is no archive, which standard error explains; 2 if there was
+        nothing to run, or nowhere to write; 130 if
         interrupted.
     """
     progress = Progress(sys.stdout)
@@ -90,6 +94,8 @@ def main(
         everything = _notebooks(Path(notebooks))
         chosen = _chosen(everything, only)
         _check_writable(Path(out))
+        if archive is not None:
+            check_archive(Path(archive))
     except (ValueError, OSError) as error:
         print(f"report: {error}", file=sys.stderr)
         return 2
@@ -100,7 +106,8 @@ def main(
     except KeyboardInterrupt:
         progress.say(f"Interrupted: the pages written so far are in {out}, index.html is as it was before.")
         return 130
-    return _conclude(runs, everything, Path(out), frame, progress)
+    status = _conclude(runs, everything, Path(out), frame, progress)
+    return status if archive is None else _pack(Path(archive), status, everything, Path(out), progress)
 
 
 def _check_writable(out: Path) -> None:
@@ -259,9 +266,31 @@ def _conclude(
     ran = f"{len(runs) - len(failed)} of {_count(len(runs), 'notebook')} ran, in {seconds:.0f} s"
     total = f"{ran}; no page for {', '.join(failed)}." if failed else f"{ran}."
     entries = [_entry(notebook, runs.get(notebook.name), out, frame) for notebook in everything]
-    _write(out / "index.html", render_index(entries, frame, total))
+    _write(out / "index.html", render_index(entries, frame, total, _together(everything, frame.machine)))
     progress.say(f"{total} Open {out / 'index.html'}")
     return 1 if failed else 0
+
+
+def _together(everything: Sequence[Notebook], machine: Mapping[str, str]) -> str:
+    reading = sum(notebook.minutes_read or 0 for notebook in everything)
+    running = sum(_minutes(notebook, machine) or 0 for notebook in everything)
+    ran = f", and about {running:g} min to run" if running else ""
+    return f"{_count(len(everything), 'notebook')}: about {reading} min to read{ran}."
+
+
+def _pack(archive: Path, status: int, everything: Sequence[Notebook], out: Path, progress: Progress) -> int:
+    """Write the archive after a report with no failure; returns the status of both."""
+    if status:
+        print(f"report: {archive} is not written: some notebooks have no page", file=sys.stderr)
+        return status
+    pages = [notebook.page for notebook in everything if _has_page(notebook, out)]
+    try:
+        size = write_archive(archive, out, ["index.html", *pages])
+    except OSError as error:
+        print(f"report: {archive} cannot be written ({error.strerror or error})", file=sys.stderr)
+        return 1
+    progress.say(f"{_count(len(pages), 'page')} and their list in {archive}, {size / 1024:,.0f} KiB")
+    return 0
 
 
 def _entry(notebook: Notebook, run: Run | None, out: Path, frame: Frame) -> Entry:
@@ -278,6 +307,7 @@ def _entry(notebook: Notebook, run: Run | None, out: Path, frame: Frame) -> Entr
         title=notebook.title,
         promise=notebook.promise,
         minutes="no time stated" if minutes is None else f"about {minutes:g} min",
+        reading=f"about {notebook.minutes_read} min" if notebook.minutes_read else "",
         seconds=f"measured {run.seconds:.1f} s" if run else "",
         ran=bool(run and not run.failure),
         status=status,
@@ -287,11 +317,4 @@ def _entry(notebook: Notebook, run: Run | None, out: Path, frame: Frame) -> Entr
 
 def _write(path: Path, text: str) -> int:
     """Write ``text`` so that ``path`` is never seen half-written; returns its size in bytes."""
-    data = text.encode("utf-8")
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        part.write_bytes(data)
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
-    return len(data)
+    return write_whole(path, text.encode("utf-8"))

@@ -22,7 +22,7 @@ from nbconvert.filters import strip_ansi
 from nbformat import NotebookNode
 
 from kvviz.report.paths import PACKAGE
-from kvviz.report.prose import Prose, first_paragraph, plain
+from kvviz.report.prose import Prose, first_paragraph, plain, reading_minutes
 
 OUTPUT_TIMEOUT_S = 60
 """How long a finished cell may take to deliver its outputs; nbclient's 4 s drop them under load, without a word."""
@@ -50,6 +50,7 @@ class Notebook:
         title: plain text: the title in the metadata, else the first heading, else the file's name.
         promise: the first paragraph, as harmless inline HTML.
         minutes_cpu, minutes_gpu: what its author says that it takes, or None.
+        minutes_read: what reading it takes, by its own word or counted in words; None if it cannot be read.
     """
 
     path: Path
@@ -58,6 +59,7 @@ class Notebook:
     promise: str = ""
     minutes_cpu: float | None = None
     minutes_gpu: float | None = None
+    minutes_read: int | None = None
     problem: str = ""
 
     @property
@@ -106,7 +108,7 @@ def _described(path: Path, node: NotebookNode) -> Notebook:
     promise = next(filter(None, map(first_paragraph, bodies)), "")
     in_words = _MINUTES.search(plain(bodies[0])) if bodies else None
     minutes = [_number(said.get(key), in_words) for key in ("minutes_cpu", "minutes_gpu")]
-    return Notebook(path, node, str(title), promise, *minutes)
+    return Notebook(path, node, str(title), promise, *minutes, reading_minutes([cell.source for cell in node.cells]))
 
 
 def execute(notebook: Notebook, watch: Watch, cell_timeout_s: int) -> tuple[NotebookNode, Failure | None]:

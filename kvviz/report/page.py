@@ -16,9 +16,11 @@ from markupsafe import Markup
 from nbconvert import HTMLExporter
 from nbconvert.filters import strip_ansi
 from nbformat import NotebookNode
+from nbformat.v4 import new_markdown_cell
 
 from kvviz.report.paths import shortener
-from kvviz.report.prose import Prose
+from kvviz.report.prose import Prose, reading_minutes
+from kvviz.report.workshop import SOLUTION, hole, solved, tagged
 
 TEMPLATE = Path(__file__).resolve().parent / "template"
 CUSTOMARY = ("kernels", "machine", "torch", "triton", "python", "kvviz")
@@ -69,12 +71,16 @@ class Frame:
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of the list of pages. ``promise`` is harmless inline HTML, everything else plain text."""
+    """One line of the list of pages. ``promise`` is harmless inline HTML, everything else plain text.
+
+    ``minutes`` and ``reading`` say how long running and reading it takes.
+    """
 
     name: str
     title: str
     promise: str
     minutes: str
+    reading: str
     seconds: str
     ran: bool
     status: str
@@ -84,28 +90,37 @@ class Entry:
 def render_page(executed: NotebookNode, title: str, frame: Frame, before: Link | None, after: Link | None) -> str:
     """Return the page of an executed notebook, with links to the pages ``before`` and ``after`` it.
 
+    Exercises are shown as they are given; their solutions, and what checks say of these, are folded away.
+
     Raises:
+        ValueError: a solution is not marked as :mod:`kvviz.report.workshop` says.
         nbconvert.filters.markdown_mistune.InvalidNotebook: a picture attached to a cell is missing.
     """
     notebook, prose = deepcopy(executed), Prose(frame.folder)
     notebook.metadata.title = title
     notebook.metadata.pop("widgets", None)
+    notebook.cells = [shown for cell in notebook.cells for shown in _with_holes(cell)]
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
             cell.metadata.kvviz_html = prose.render(cell.source, cell.get("attachments"))
         elif cell.cell_type == "code":
             cell.outputs = _presentable(cell.outputs, prose, shortener(frame.folder))
-    around = {"before": before, "after": after, "headings": prose.headings, "facts": frame.facts, "date": frame.date}
+    reading = f"about {reading_minutes([cell.source for cell in executed.cells])} min"
+    facts = (("to read", reading), *frame.facts)
+    around = {"before": before, "after": after, "headings": prose.headings, "facts": facts, "date": frame.date}
     body, _ = _exporter().from_notebook_node(notebook, resources={"inlining": {"css": []}, "kvviz": around})
     return body
 
 
-def render_index(entries: Sequence[Entry], frame: Frame, total: str) -> str:
-    """Return the list of pages; ``total`` is a sentence about the whole run."""
+def render_index(entries: Sequence[Entry], frame: Frame, total: str, together: str) -> str:
+    """Return the list of pages; ``total`` is a sentence about the run, ``together`` one about the minutes of all."""
     loader = FileSystemLoader(TEMPLATE)
     template = Environment(loader=loader, autoescape=True, undefined=StrictUndefined).get_template("pages.html.j2")
     css = Markup((TEMPLATE / "report.css").read_text(encoding="utf-8"))
-    return template.render(entries=entries, frame=frame, total=total, css=css, promise=Markup)
+    first = next((entry.link for entry in entries if entry.link), None)
+    return template.render(
+        entries=entries, frame=frame, total=total, together=together, first=first, css=css, promise=Markup
+    )
 
 
 def _exporter() -> HTMLExporter:
@@ -117,6 +132,15 @@ def _exporter() -> HTMLExporter:
         exclude_output_prompt=True,
         log=quiet,
     )
+
+
+def _with_holes(cell: NotebookNode) -> list[NotebookNode]:
+    """A cell as it is, or a solution's cell as its hole and its folded solution."""
+    if cell.cell_type != "code" or not tagged(cell, SOLUTION):
+        return [cell]
+    folded = f"<details><summary>A solution</summary>\n\n```python\n{solved(cell.source)}\n```\n\n</details>"
+    cell.source = hole(cell.source)
+    return [cell, new_markdown_cell(folded, id=f"{cell.id}-solution"[-64:])]
 
 
 def _presentable(outputs: Sequence, prose: Prose, short: Callable[[str], str]) -> list[NotebookNode]:

@@ -1,4 +1,4 @@
-"""Paths: file paths of this machine, shortened in text that travels to other people."""
+"""Paths: those of this machine are shortened in text that travels; and files are written whole or not at all."""
 
 import os
 import re
@@ -45,3 +45,18 @@ def _names(folder: Path) -> dict[str, str]:
     names = {str(form): name for path, name in known for form in (path, path.resolve()) if len(form.parts) > 1}
     home = f"{Path.home()}/"
     return names | {f"~/{path.removeprefix(home)}": name for path, name in names.items() if path.startswith(home)}
+
+
+def write_whole(path: Path, data: bytes) -> int:
+    """Write ``data`` so that ``path`` is never seen half-written; returns its size in bytes.
+
+    Raises:
+        OSError: it cannot be written; what was there before stays.
+    """
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        part.write_bytes(data)
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+    return len(data)

@@ -6,7 +6,7 @@ HTML that is not on a short list of harmless tags is shown as text. Knows no tem
 
 import html
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
@@ -28,6 +28,9 @@ TAGS = INLINE_TAGS | {
 _OPEN, _CLOSE = "\ue000", "\ue001"
 _HELD = re.compile(f"{_OPEN}(\\d+){_CLOSE}")
 _LINK_TAG = re.compile(r"</?a\b[^>]*>")
+WORDS_A_MINUTE = 150
+"""How fast prose with code in it is read."""
+_TO_READ = re.compile(r"(\d+)\s(?:min(?:utes?)?\s)?to\sread\b")
 _FIRST_PARAGRAPH = re.compile(r"<p>(.*?)</p>", re.DOTALL)
 
 
@@ -75,6 +78,16 @@ class Prose:
 def plain(fragment: str) -> str:
     """The text of an HTML fragment, on one line."""
     return " ".join(html.unescape(re.sub(r"<[^>]*>", "", fragment)).split())
+
+
+def reading_minutes(sources: Sequence[str]) -> int:
+    """Whole minutes, at least 1, that reading a notebook's cells takes.
+
+    What its first cell says ("20 to read"), else counted in words of prose and code; outputs are not counted.
+    """
+    stated = _TO_READ.search(sources[0]) if sources else None
+    counted = sum(len(source.split()) for source in sources) / WORDS_A_MINUTE
+    return max(1, int(stated.group(1)) if stated else round(counted))
 
 
 def first_paragraph(body: str) -> str:

@@ -119,5 +119,6 @@ def _figure(finding: Finding, maps: dict[str, ByteMap]) -> str:
     view = MapView(maps, row_bytes=ROW_BYTES, finding=pointed if able else None)
     return (
         f"{view.html}\n"
-        f'<details><summary>The map as text</summary>\n<pre class="map">{escape(view.text)}</pre>\n</details>'
+        f"<details><summary>The map as text</summary>\n"
+        f'<pre class="map" tabindex="0">{escape(view.text)}</pre>\n</details>'
     )

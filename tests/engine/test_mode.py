@@ -14,7 +14,11 @@ from kvviz.engine import mode
 
 ROOT = Path(__file__).parents[2]
 NO_GPU = "import torch; torch.cuda.is_available = lambda: False\n"
-A_GPU = "import torch; torch.cuda.is_available = lambda: True\n"
+A_GPU = (
+    "import torch; torch.cuda.is_available = lambda: True\n"
+    "torch.cuda.mem_get_info = lambda device=None: (1 << 30, 8 << 30)\n"
+)
+A_FULL_GPU = A_GPU + "torch.cuda.mem_get_info = lambda device=None: ((1 << 30) - 1, 8 << 30)\n"
 ASK = "from kvviz.engine import mode; print(mode.prepare())\n"
 TELL = "import os; print(os.environ.get('TRITON_INTERPRET'))\n"
 KERNEL = """
@@ -49,6 +53,49 @@ def test_with_a_gpu_nothing_is_set():
 def test_the_variable_keeps_the_interpreter_beside_a_gpu():
     told = said(A_GPU + ASK + TELL + KERNEL, TRITON_INTERPRET="1")
     assert told == ["interpreter", "1", "interpreter", "True", "InterpretedFunction"]
+
+
+def test_beside_a_full_gpu_the_interpreter_runs_and_a_sentence_says_why_once():
+    done = python(A_FULL_GPU + ASK + TELL + KERNEL + ASK)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["interpreter", "1", "interpreter", "True", "InterpretedFunction", "interpreter"]
+    assert done.stderr.count("\n") == 1
+    for words in ("The GPU is full: 1,023 of its 8,192 MiB are free", "needs 1,024.", "Shut down", "on the CPU."):
+        assert words in done.stderr
+
+
+NO_CONTEXT = """
+def fails(device=None):
+    raise torch.{error}("CUDA error: {text}")
+torch.cuda.mem_get_info = fails
+"""
+
+
+@pytest.mark.parametrize("error", ["AcceleratorError", "OutOfMemoryError"])
+def test_a_gpu_without_room_for_a_context_is_full_too(error):
+    done = python(A_GPU + NO_CONTEXT.format(error=error, text="out of memory") + ASK)
+    assert done.stdout.split() == ["interpreter"] and "no MiB free even for a CUDA context" in done.stderr
+
+
+def test_a_gpu_that_is_broken_is_not_taken_for_full():
+    done = python(A_GPU + NO_CONTEXT.format(error="AcceleratorError", text="unspecified launch failure") + ASK)
+    assert done.returncode == 1 and done.stderr.strip().endswith("unspecified launch failure")
+
+
+def test_a_gpu_that_is_filled_by_this_process_is_kept():
+    filled = "torch.cuda.mem_get_info = lambda device=None: (0, 8 << 30)\n"
+    assert said(A_GPU + ASK + filled + ASK) == ["gpu", "gpu"]
+
+
+def test_a_gpu_that_is_required_and_full_is_an_error():
+    done = python(A_FULL_GPU + ASK, KVVIZ_REQUIRE_GPU="1")
+    assert done.returncode == 1 and not done.stdout
+    assert done.stderr.strip().splitlines()[-1].startswith("RuntimeError: The GPU is full: 1,023 of its 8,192 MiB")
+
+
+def test_the_interpreter_that_was_asked_for_leaves_the_gpu_alone():
+    done = python(A_GPU + NO_CONTEXT.format(error="AcceleratorError", text="touched") + ASK, TRITON_INTERPRET="1")
+    assert (done.stdout.split(), done.stderr) == (["interpreter"], "")
 
 
 @pytest.mark.parametrize(
@@ -98,6 +145,7 @@ def test_every_yes_of_triton_is_a_yes(monkeypatch, value):
 def test_any_other_value_leaves_the_gpu(monkeypatch, value):
     monkeypatch.setenv("TRITON_INTERPRET", value)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(mode, "full", lambda: "")
     assert mode._wanted() == "gpu"
 
 

@@ -266,6 +266,13 @@ def test_errors_say_what_does_not_fit(claim, said):
         audit([ROWS], [claim])
 
 
+def test_the_first_row_off_a_boundary_is_the_lowest():
+    """Heads lie outside tokens here, so that the second token comes before the second head."""
+    view = View("v", Storage("s", 96), (1, 2, 2, 12), (96, 12, 36, 1))
+    (finding,) = audit([view], [Aligned("v", 16)]).findings
+    assert finding.example[0].start_bytes == 12
+
+
 def test_a_huge_boundary_needs_no_table_and_nothing_is_aligned():
     view = View("v", Storage("s", 1000), (10, 4), (32, 1))
     (finding,) = audit([view], [Aligned("v", (1 << 59) + 1)]).findings

@@ -164,6 +164,9 @@ def test_an_absurd_number_of_blocks_is_refused():
 @pytest.mark.parametrize(("nbytes", "fits"), [(FREE, True), (FREE + 1, False)])
 def test_the_last_byte_may_be_taken(little_memory, monkeypatch, nbytes, fits):
     monkeypatch.setattr(buffers.torch.cuda, "mem_get_info", lambda device: (FREE, 10 * FREE))
+    monkeypatch.setattr(buffers.torch.cuda, "get_per_process_memory_fraction", lambda index: 1.0)
+    for name in ("memory_reserved", "memory_allocated"):
+        monkeypatch.setattr(buffers.torch.cuda, name, lambda device: 0)
     for device in ("cpu", "cuda:0"):
         if fits:
             check_fits(nbytes, device)

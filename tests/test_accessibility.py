@@ -1,0 +1,254 @@
+"""Pages for everybody: axe finds nothing, Tab reaches everything, and no page is wider than a telephone.
+
+The pages hold every kind of content that a report has.
+"""
+
+import re
+from base64 import b64encode
+from pathlib import Path
+
+import pytest
+import torch
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_output
+
+from kvviz.memory.audit import audit_scales
+from kvviz.memory.buffers import KVCache, allocate
+from kvviz.memory.spec import CacheSpec
+from kvviz.report.page import Entry, Frame, Link, render_index
+from kvviz.show import static
+from kvviz.show.bytemap import ByteMap, byte_map
+from kvviz.show.findings import render_html
+from kvviz.show.html import MapView
+from tests.conftest import browser_missing
+from tests.test_report import MACHINE, page, shown, with_outputs
+
+PROSE = """
+## Every kind of prose
+
+Words, `code`, **strong**, <kbd>Tab</kbd>, <mark>marked</mark>, [a link](https://example.org), $s = a / 448$.
+
+> A quotation with a [link](#A-page).
+
+| a head of a table that is wide | `kv_cache_dtype` | a third one | and a fourth, wide as well |
+|---|---|---|---|
+| 1 | `int8_per_token_head` | `a_name_that_is_rather_long` | words, words, words, words |
+
+$$""" + " + ".join(f"x_{{{n}}}" for n in range(60)) + """$$
+
+```
+a line of code in prose that is so long that it must scroll on every screen """ + "on and " * 30 + """
+```
+
+### A third level
+
+<details><summary>A hint</summary>
+
+Hidden words, and `hidden code`.
+
+```
+hidden code """ + "that is long " * 30 + """
+```
+
+</details>
+"""  # fmt: skip
+CODE = (
+    '''import torch  # a comment
+@decorated
+class Named(Exception):
+    """Words of a class."""
+def add(a: int = 1, b=2.5, **more) -> float:
+    assert a != b and not None, f"{a!r} is no \\n number"
+    return lambda: print(a + 0x1F, True, len("text"))  '''
+    + "# long " * 40
+)
+COLOURS = "".join(f"\x1b[{code}mcolour {code}\x1b[0m " for code in (31, 32, 33, 34, 35, 36, 37, 90, 91, 1, 4, 7))
+
+
+def cache() -> tuple[KVCache, ByteMap]:
+    """A small cache with scales in the wrong places, and the map of it."""
+    held = allocate(CacheSpec(3, 3, 2, 2, 16, "int8_per_token_head"), "cross-layer NHD", "cpu")
+    held.storages[0].copy_(torch.arange(held.storages[0].numel(), dtype=torch.uint8))
+    claims = held.claims(held.carve_scales("shape"))
+    return held, byte_map(held.owners(), claims, values=held.storages[0], kv_cache_dtype="int8_per_token_head")
+
+
+def lesson() -> str:
+    held, record = cache()
+    found = audit_scales(held.owners(), held.claims(held.carve_scales("shape")))
+    part = byte_map(held.owners(), held.claims(held.carve_scales("shape")), window=(0, 480))
+    maps = MapView({"one": record, "another": record}, row_bytes=96, finding=found.findings[0], beside=True)
+    steps = MapView(record, row_bytes=96, frames=[("a write", bytes(len(record.values)))])
+    png, metadata = static.figure({"A figure": record}, row_bytes=96)._repr_mimebundle_()
+    png["image/png"] = b64encode(png["image/png"]).decode()
+    return page(
+        new_markdown_cell("# A page\n\nYou will *see*."),
+        new_markdown_cell(PROSE),
+        new_code_cell(
+            CODE,
+            execution_count=1,
+            outputs=[
+                new_output("stream", name="stdout", text=COLOURS + "\n" + "\n".join("line " * 60 for _ in range(90))),
+                new_output("stream", name="stderr", text="a warning"),
+                new_output("error", ename="E", evalue="e", traceback=["\x1b[31mE\x1b[39m: e " + "long " * 60]),
+                new_output("display_data", data=png, metadata=metadata),
+                shown(**{"image__svg+xml": '<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"/>'}),
+                shown(text__html=maps.html),
+                shown(text__html=steps.html),
+                shown(text__html=MapView(part, row_bytes=96).html),
+                shown(**{"application__vnd.jupyter.widget-view+json": {"model_id": "f00"}}),
+                shown(
+                    text__html="<table><tr><th>kind</th><th>count</th></tr><tr><td>collision</td><td>3</td></tr></table>"
+                ),
+                shown(text__plain=str(found)),
+            ],
+        ),
+        with_outputs(shown(text__markdown="A **note**.\n\n## A heading of an output")),
+        before=Link("index.html", "Before"),
+    )
+
+
+def index() -> str:
+    good = Entry(
+        "01_a",
+        "First",
+        "It <em>runs</em>.",
+        "about 2 min",
+        "about 3 min",
+        "measured 2.0 s",
+        True,
+        "ran",
+        Link("01_a.html", "First"),
+    )
+    bad = Entry("02_b", "Second", "", "no time stated", "", "", False, "no page: code cell 1: " + "E" * 90, None)
+    return render_index([good, bad], Frame(Path("."), MACHINE, "2001-02-03"), "1 of 2 notebooks ran.", "2 notebooks.")
+
+
+def audited() -> str:
+    held, _ = cache()
+    claims = held.claims(held.carve_scales("shape"))
+    return render_html(audit_scales(held.owners(), claims), held.owners(), claims, "some_views.json")
+
+
+PAGES = {"lesson": lesson, "index": index, "audit": audited}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("pages")
+    made = {name: folder / f"{name}.html" for name in PAGES}
+    for name, path in made.items():
+        path.write_text(PAGES[name](), encoding="utf-8")
+    return made
+
+
+@pytest.fixture
+def axe():
+    try:
+        from axe_playwright_python.sync_playwright import Axe
+    except ImportError:
+        browser_missing("the package axe-playwright-python is not installed")
+    return Axe()
+
+
+@pytest.fixture
+def visit(chromium, files):
+    contexts = []
+
+    def open_page(name: str, width: int = 1280, scheme: str = "light"):
+        context = chromium.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, offline=True)
+        contexts.append(context)
+        opened = context.new_page()
+        opened.goto(files[name].as_uri())
+        opened.evaluate("document.querySelectorAll('main details').forEach(part => part.open = true)")
+        opened.wait_for_timeout(200)
+        return opened
+
+    yield open_page
+    for context in contexts:
+        context.close()
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", PAGES)
+def test_axe_finds_nothing(visit, axe, name, scheme, width):
+    found = axe.run(visit(name, width, scheme)).response["violations"]
+    told = [(rule["id"], rule["impact"], node["html"][:120], node["any"]) for rule in found for node in rule["nodes"]]
+    assert told == []
+
+
+@pytest.mark.browser
+def test_axe_would_find_something(chromium, axe):
+    """The check can fail: a picture without words, grey on grey, a heading too deep, a region that Tab misses."""
+    opened = chromium.new_page()
+    opened.set_content(
+        "<html lang=en><title>t</title><main><h1>a</h1><h4>b</h4><img src='data:,'><p style='color:#aaa'>grey</p>"
+        "<div style='overflow:auto;width:50px'><pre>a long long long line</pre></div></main>"
+    )
+    found = {rule["id"] for rule in axe.run(opened).response["violations"]}
+    opened.close()
+    assert found == {"heading-order", "image-alt", "color-contrast", "scrollable-region-focusable"}
+
+
+STOPS = """() => [...document.querySelectorAll('a[href], button, input, select, summary, [tabindex="0"]')].filter(
+    stop => stop.checkVisibility({visibilityProperty: true}) && !stop.closest('details:not([open]) > :not(summary)'))"""
+NOW = f"""() => {{
+    const looks = getComputedStyle(document.activeElement);
+    return [({STOPS})().indexOf(document.activeElement), looks.outlineStyle !== 'none' && looks.outlineWidth !== '0px'];
+}}"""
+STUCK = """() => [...document.querySelectorAll('main *')].filter(part => {
+    const {overflowX, overflowY} = getComputedStyle(part), roams = (way) => way === 'auto' || way === 'scroll';
+    const wide = roams(overflowX) && part.scrollWidth > part.clientWidth;
+    const high = roams(overflowY) && part.scrollHeight > part.clientHeight;
+    return (wide || high) && part.tabIndex < 0 && !part.querySelector('a[href], button, input, [tabindex="0"]');
+}).map(part => part.outerHTML.slice(0, 80))"""
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("name", PAGES)
+def test_tab_reaches_everything_in_order_and_shows_where_it_is(visit, name):
+    opened = visit(name, 390)
+    number = opened.evaluate(f"({STOPS})().length")
+    reached = []
+    for _ in range(number):
+        opened.keyboard.press("Tab")
+        reached.append(opened.evaluate(NOW))
+    assert reached == [[n, True] for n in range(number)] and number > 3
+    assert opened.evaluate(STUCK) == []
+
+
+@pytest.mark.browser
+def test_what_does_not_scroll_is_no_stop(visit):
+    opened = visit("lesson")
+    stops = opened.evaluate("() => [...document.querySelectorAll('.jp-InputArea-editor')].map(part => part.tabIndex)")
+    assert stops == [0, -1]  # the long code, and `1`
+
+
+@pytest.mark.browser
+def test_keys_skip_the_contents_scroll_code_and_open_hints(visit):
+    opened = visit("lesson")
+    opened.keyboard.press("Tab")
+    opened.keyboard.press("Enter")
+    assert opened.url.endswith("#kvr-text")
+    opened.locator(".jp-InputArea-editor").first.focus()
+    opened.keyboard.press("ArrowRight")
+    opened.wait_for_function("document.querySelector('.jp-InputArea-editor').scrollLeft > 0")
+    opened.get_by_text("A hint").focus()
+    opened.keyboard.press("Enter")
+    assert not opened.get_by_text("Hidden words").is_visible()
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("name", PAGES)
+def test_no_page_is_wider_than_a_telephone(visit, name):
+    opened = visit(name, 390)
+    assert opened.evaluate("document.documentElement.scrollWidth") <= 390
+    cut = "() => [...document.querySelectorAll('main *')].filter(part => part.getBoundingClientRect().left < -1).length"
+    assert opened.evaluate(cut) == 0
+
+
+def test_every_picture_says_what_it_shows():
+    pictures = [tag for name in PAGES for tag in re.findall(r"<img [^>]*>", PAGES[name]())]
+    alts = [re.search(r'alt="([^"]*)"', tag)[1] for tag in pictures]
+    assert len(alts) >= 6 and all(len(alt) > 20 for alt in alts)

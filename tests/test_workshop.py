@@ -1,0 +1,363 @@
+"""Exercises: solutions pass their checks, holes and likely slips do not, and each copy holds what it should."""
+
+import ast
+import os
+import re
+import symtable
+import textwrap
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+
+from kvviz.report.notebook import Notebook, execute, read
+from kvviz.report.page import Frame, render_page
+from kvviz.report.workshop import hole, instructor, main, participants, solved, tagged
+from tests.test_notebooks import FOLDER, NOTEBOOKS
+
+EXERCISES = [path for path in NOTEBOOKS if path.stem[:2] != "11"]
+"""The challenge is an exercise as a whole: its answers are drawn with the caches, and it is the same in all copies."""
+WITH_MODEL = {"03", "04"}
+"""Notebooks whose exercises need the language model."""
+MARKED = re.compile(r"^([ \t]*)# solution\n.*?# end of solution$", re.MULTILINE | re.DOTALL)
+EVERY = pytest.mark.parametrize("path", EXERCISES, ids=lambda path: path.stem[:2])
+
+SLIPS = {
+    "00.1": [
+        ("scale_bytes = (176, 196)", "byte 176 belongs to layer 1 K scale [block 0, token 0, head 0]"),
+        ("scale_bytes = (196, 199)", "3 bytes"),
+        ("scale_bytes = (640, 644)", "outside the map"),
+    ],
+    "01.1": [
+        ("return (token * 2 + head) * spec.cell_bytes", "block 0, token 0, head 0: byte 0 belongs to layer 0 K data"),
+        (
+            "return 160 + token * spec.cell_bytes",
+            "block 0, token 0, head 1: byte 160 belongs to layer 0 V data [block 0, t",
+        ),
+        ("return 160 + (token + 4 * head) * spec.cell_bytes", "block 0, token 0, head 1: byte 240"),
+        ("return 10**6", "byte 1000000 is no place"),
+        ("return 'V'", "byte V is no place"),
+    ],
+    "02.1": [
+        ("misplaced_layers = [0, 1, 2, 3]", "layer 0: block 0, token 0, head 0"),
+        ("misplaced_layers = [1]", "layer 2 V scale [block 0, token 0, head 0] at bytes"),
+    ],
+    "02.2": [
+        ("return steps_bytes, start_bytes", "NHD: misplaced, layer 0 K scale [block 0, token 0, head 0] at bytes"),
+        (
+            "return tuple(step // 4 for step in steps_bytes), start_bytes // 4",
+            "NHD: misplaced, layer 0 K scale [block 0",
+        ),
+        ("return (40, 10, 5), start_bytes // 4 + 4", "HND: "),
+    ],
+    "03.1": [
+        (
+            "return 4 * block * page_bytes + (2 * token + head) * cell_bytes + data_bytes",
+            "layer 0 K scale [block 1, tok",
+        ),
+        ("return layer * page_bytes + (2 * token + head) * cell_bytes + data_bytes", "layer 0 K scale [block 1, token"),
+        ("return 10**6", "layer 0, block 0, token 0, head 0: the buffer has no byte 1000000"),
+    ],
+    "03.2": [("first_wrong = 1", "token 1 is"), ("first_wrong = 0", "token 0 is")],
+    "04.1": [
+        ("return 'scale on data'", "do not bear out 'scale on data'"),
+        ("return 'scale on scale' if first_wrong_token else 'scale on data'", "do not bear out 'scale on data'"),
+        ("return 'the tail'", "is none of scale on scale, scale on data, cannot tell"),
+    ],
+    "05.1": [
+        (
+            "altitude = dict(pairs='kernel launcher', memory='allocator', slots='caller')",
+            "pairs: not at the kernel laun",
+        ),
+        (
+            "altitude = dict(pairs='GPU', memory='allocator', slots='caller')",
+            "pairs: 'GPU' is none of caller, connector",
+        ),
+    ],
+    "06.1": [
+        ("return 'ours'", "build 1 is missorted: 'ours' ignores column 'step': 'start agent'"),
+        ("return 'infrastructure' if build['step'] != 'tests' else 'ours'", "build 3 is missorted: 'ours' ignores"),
+    ],
+    "07.1": [
+        ("return True", "a fault passes: the layer's own offset forgotten. block 0, token 0, head 0: data end at byte"),
+        (
+            "return scale['start'] == data['start'] + data_bytes",
+            "a fault passes: tokens and heads swapped. block 0, to",
+        ),
+        (
+            "return data['steps'] == scale['steps'] and scale['start'] == data['start'] + data_bytes",
+            "a right cache is refused: one head",
+        ),
+    ],
+    "08.1": [
+        ("width_bytes = 2 * 16 * 3 * 64", "that is a byte for every element"),
+        (
+            "width_bytes = 2 * 16 * 3 * 32",
+            "byte 3072 is the first that stays behind, and belongs to layer 0 V data [block 0, token 12, head 1]: th",
+        ),
+        (
+            "width_bytes = 3455",
+            "byte 3455 is the first that stays behind, and belongs to layer 0 V scale [block 0, token 15, he",
+        ),
+        ("width_bytes = 3460", "belongs to layer 0 K data [block 1, token 0, head 0]"),
+        ("width_bytes = 0", "belongs to layer 0 K data [block 0, token 0, head 0]"),
+        ("width_bytes = 10**6", "1000000 is no number of bytes"),
+    ],
+    "09.1": [
+        ("offset = 0", "exit status 1: collision, layer 0 K scale [block 0, token 0, head 0] at bytes"),
+        ("offset = 192", "exit status 1: "),
+        ("offset = 49", "exit status 1: "),
+    ],
+}
+"""For each exercise likely slips, and what its check says of them."""
+
+ANSWERS = {
+    "00.1": ("196, 200", "196 to"),
+    "01.1": ("all_of_k", "160 +"),
+    "02.1": ("1, 2, 3",),
+    "02.2": ("// 4",),
+    "03.1": ("+ data_bytes",),
+    "03.2": ("None",),
+    "04.1": ("was tail",),
+    "05.1": ("constructor    pairs", "at the spec"),
+    "06.1": ("'infrastructure' ign", "connection in"),
+    "07.1": ("+ data_bytes", "size == 1"),
+    "08.1": ("3456",),
+    "09.1": ("192 //", "= 48"),
+}
+"""What a check must not print."""
+
+
+def by_solution(path: Path) -> list[tuple[int, int]]:
+    """Positions of each solution's cell and of its check's."""
+    cells = nbformat.read(path, 4).cells
+    solutions = [at for at, cell in enumerate(cells) if cell.cell_type == "code" and tagged(cell, "solution")]
+    checks = [at for at, cell in enumerate(cells) if tagged(cell, "check")]
+    assert len(solutions) == len(checks), path.name
+    assert all(s < c for s, c in zip(solutions, checks, strict=True)), path.name
+    assert all(c < s for s, c in zip(solutions[1:], checks, strict=False)), path.name
+    return list(zip(solutions, checks, strict=True))
+
+
+def names(source: str) -> tuple[set[str], set[str], set[str]]:
+    """Names that a cell binds (loop variables apart), whose entries it changes, and that it reads and does not bind."""
+    tree, top = ast.parse(source), symtable.symtable(source, "cell", "exec")
+    loops = {part.id for node in ast.walk(tree) if isinstance(node, ast.For) for part in targets(node.target)}
+    stores = [node for node in ast.walk(tree) if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)]
+    bound = {symbol.get_name() for symbol in top.get_symbols() if symbol.is_assigned() or symbol.is_imported()}
+    read_here = {symbol.get_name() for symbol in top.get_symbols() if symbol.is_referenced()}
+    changed = {part.id for node in stores for part in targets(node.value)}
+    return bound - loops, changed, (read_here | inner(top)) - bound - loops
+
+
+def targets(node: ast.expr) -> list[ast.Name]:
+    return [part for part in ast.walk(node) if isinstance(part, ast.Name)]
+
+
+def inner(table: symtable.SymbolTable) -> set[str]:
+    """Global names that functions read."""
+    found = {symbol.get_name() for symbol in table.get_symbols() if symbol.is_global()}
+    return found.union(*map(inner, table.get_children()))
+
+
+def needed(cells: list, exercises: list[tuple[int, int]]) -> list[int]:
+    """The code cells on which the exercises rest, and the exercises' own, in order."""
+    own = {at for pair in exercises for at in range(pair[0], pair[1] + 1)}
+    wanted, kept = set(), []
+    for at in range(max(own), -1, -1):
+        if cells[at].cell_type == "code":
+            bound, changed, mentioned = names(cells[at].source)
+            if at in own or (bound | changed) & wanted:
+                wanted = (wanted - bound) | mentioned
+                kept.append(at)
+    return kept[::-1]
+
+
+class Attempt:
+    """Runs cells of a notebook in this process; what they display is rendered, as Jupyter would."""
+
+    def __init__(self) -> None:
+        self.space = {"__name__": "__main__", "display": self.display}
+
+    def display(self, *things) -> None:
+        for thing in things:
+            thing._repr_mimebundle_() if hasattr(thing, "_repr_mimebundle_") else thing._repr_html_()
+
+    def run(self, *sources: str) -> None:
+        for source in sources:
+            exec(compile(source, "cell", "exec"), self.space)
+
+    def said(self, *sources: str) -> str:
+        """What the last source raises."""
+        self.run(*sources[:-1])
+        with pytest.raises((AssertionError, ValueError)) as raised:
+            self.run(sources[-1])
+        return str(raised.value)
+
+
+def with_model(path: Path):
+    marks = [pytest.mark.notebook, pytest.mark.slow] if path.stem[:2] in WITH_MODEL else []
+    return pytest.param(path, marks=marks, id=path.stem[:2])
+
+
+@pytest.mark.parametrize("path", [with_model(path) for path in EXERCISES])
+def test_solutions_pass_and_holes_and_slips_do_not(path, monkeypatch, capsys, request):
+    if path.stem[:2] in WITH_MODEL:
+        request.getfixturevalue("model_path")
+    monkeypatch.chdir(FOLDER)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(FOLDER.parent), os.environ.get("PYTHONPATH")])))
+    cells, exercises, attempt = nbformat.read(path, 4).cells, by_solution(path), Attempt()
+    checks = {check: number for number, (_, check) in enumerate(exercises, 1)}
+    for at in needed(cells, exercises):
+        if at not in checks:
+            attempt.run(cells[at].source)
+            continue
+        name, solution = f"{path.stem[:2]}.{checks[at]}", exercises[checks[at] - 1][0]
+        own = cells[solution].source
+        later = [cell.source for cell in cells[solution + 1 : at + 1] if cell.cell_type == "code"]
+        said = attempt.said(hole(own), *later)
+        assert re.match(rf"Exercise {re.escape(name)} is not solved yet: \w.*\w$", said)
+        for slip, words in SLIPS[name]:
+            capsys.readouterr()
+            tried = MARKED.sub(lambda mark, slip=slip: textwrap.indent(slip, mark[1]), own)
+            said = attempt.said(tried, *later)
+            assert words in said, slip
+            assert not [answer for answer in ANSWERS[name] if answer in said + capsys.readouterr().out], slip
+        attempt.run(own, *later)
+        assert capsys.readouterr().out.rstrip().endswith(f"Exercise {name}: yes")
+
+
+@EVERY
+def test_every_notebook_has_exercises_by_number_with_hints(path):
+    cells = nbformat.read(path, 4).cells
+    exercises = by_solution(path)
+    titles = re.findall(r"^## Exercise (\S+):? ", "\n".join(c.source for c in cells if c.cell_type == "markdown"), re.M)
+    assert titles == [f"{path.stem[:2]}.{n}:" for n in range(1, len(exercises) + 1)] and titles
+    for _, check in exercises:
+        assert cells[check + 1].source.startswith("<details><summary>") and "int</summary>" in cells[check + 1].source
+
+
+@EVERY
+def test_solutions_are_in_one_copy_only(path):
+    """Not in the participants': neither the code nor what is told of it."""
+    node = read(path).node
+    given, kept = participants(node), instructor(node)
+    for cell in node.cells:
+        if tagged(cell, "solution"):
+            longest = max(solved(cell.source).splitlines()[1:] or [solved(cell.source)], key=len)
+            assert longest not in "\n".join(one.source for one in given.cells)
+            assert longest in "\n".join(one.source for one in kept.cells)
+    assert len(kept.cells) == len(node.cells)
+    assert not any("# solution" in cell.source for cell in (*given.cells, *kept.cells))
+
+
+def test_the_challenge_is_one_for_all():
+    """No answer is in it, so that none has to be taken out; an unsolved one says so and goes on."""
+    (path,) = set(NOTEBOOKS) - set(EXERCISES)
+    node = read(path).node
+    assert participants(node) == instructor(node) == node
+    given = [
+        c.source
+        for c in node.cells
+        if c.cell_type == "code" and re.match(r"\w+ = answer\((easy|full|fresh)\[", c.source)
+    ]
+    assert len(given) == 13 and all("kind=None, first_byte=None, fix=None" in source for source in given)
+
+
+def test_some_exercise_comes_first_of_all():
+    """Whoever starts with notebook 00 writes a line of their own after three cells."""
+    first = by_solution(NOTEBOOKS[0])[0][0]
+    code = [cell for cell in nbformat.read(NOTEBOOKS[0], 4).cells[:first] if cell.cell_type == "code"]
+    assert len(code) <= 3
+
+
+class TestHole:
+    def test_a_function_keeps_its_head_and_returns_three_dots(self):
+        source = (
+            "def f(x):\n    y = 1\n    # solution\n    # how\n    z = x + y\n\n    return z * 2\n    # end of solution"
+        )
+        assert hole(source) == "def f(x):\n    y = 1\n    # your code here (about 2 lines)\n    return ..."
+        assert solved(source) == "def f(x):\n    y = 1\n    # how\n    z = x + y\n\n    return z * 2"
+
+    def test_a_name_gets_three_dots_and_a_dict_keeps_its_keys(self):
+        assert hole("# solution\nn = 3\n# end of solution\nm = 4") == "# your code here (about 1 line)\nn = ...\nm = 4"
+        assert hole('# solution\nn = {"a": 3, "b": 4}\n# end of solution').endswith('\nn = {"a": ..., "b": ...}')
+
+    @pytest.mark.parametrize("body", ["print(1)", "", "a, b = 1, 2", "x[0] = 1", "# nothing"])
+    def test_what_cannot_stay_open_is_refused(self, body):
+        with pytest.raises(ValueError, match="a solution ends in"):
+            hole(f"# solution\n{body}\n# end of solution")
+
+    @pytest.mark.parametrize("source", ["x = 1", "# solution\nx = 1", "x = 1\n# end of solution"])
+    def test_marks_come_in_pairs(self, source):
+        with pytest.raises(ValueError, match="do not come in pairs"):
+            hole(source)
+
+
+SOLVED = "def f():\n    # solution\n    return 42\n    # end of solution"
+
+
+def lesson(folder: Path, *extra) -> Path:
+    """A folder with one notebook and a data file."""
+    folder.mkdir()
+    cells = [
+        new_code_cell(SOLVED, id="a", metadata={"tags": ["solution"]}),
+        new_code_cell('assert f() is not ..., "not yet"\nprint("seen", f())', id="b", metadata={"tags": ["check"]}),
+        new_markdown_cell("a hint", id="c"),
+        new_markdown_cell("the reason", id="d", metadata={"tags": ["solution"]}),
+        *extra,
+    ]
+    nbformat.write(new_notebook(cells=cells), folder / "01_x.ipynb")
+    (folder / "data.json").write_text("{}")
+    return folder
+
+
+def test_both_copies_are_written_with_data_and_run_on(tmp_path, capsys):
+    out = tmp_path / "out"
+    assert main(lesson(tmp_path / "in"), out) == 0
+    assert "1 notebooks" in (said := capsys.readouterr().out) and "1 holes" in said
+    given, kept = (read(out / kind / "01_x.ipynb") for kind in ("participants", "instructor"))
+    assert [cell.id for cell in given.node.cells] == ["a", "b", "c"] and [c.id for c in kept.node.cells] == list("abcd")
+    assert kept.node.cells[0].source == "def f():\n    return 42"
+    assert (out / "participants" / "data.json").exists() and (out / "instructor" / "data.json").exists()
+    assert [cell.metadata.get("tags", []) for cell in given.node.cells] == [[], ["raises-exception"], []]
+    assert not any(cell.metadata.get("tags") for cell in kept.node.cells)
+    executed, failure = execute(given, lambda *cell: None, 60)
+    assert failure is None and executed.cells[1].outputs[0].evalue == "not yet"
+    assert "your code here" in render_page(executed, "x", Frame(out, {}, "2001-02-03"), None, None)
+
+
+def test_somebodys_work_is_never_written_over(tmp_path, capsys):
+    folder, out = lesson(tmp_path / "in"), tmp_path / "out"
+    assert main(folder, out) == main(folder, out) == 0
+    mine = out / "participants" / "01_x.ipynb"
+    mine.write_text(mine.read_text().replace("return ...", "return 41"))
+    (out / "instructor" / "01_x.ipynb").unlink()
+    assert main(folder, out) == 2
+    assert "1 of 2 copies" in (said := capsys.readouterr().err) and str(mine) in said
+    assert "return 41" in mine.read_text() and not (out / "instructor" / "01_x.ipynb").exists()
+
+
+def test_what_cannot_be_derived_is_named(tmp_path):
+    folder = lesson(tmp_path / "in", new_code_cell("x = 1", id="e", metadata={"tags": ["solution"]}))
+    with pytest.raises(ValueError, match=r"01_x\.ipynb: .* in pairs"):
+        main(folder, tmp_path / "out")
+    (folder / "01_x.ipynb").write_text("{")
+    with pytest.raises(ValueError, match=r"01_x\.ipynb cannot be read"):
+        main(folder, tmp_path / "out")
+    (folder / "01_x.ipynb").unlink()
+    with pytest.raises(ValueError, match="holds no .ipynb file"):
+        main(folder, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_report_shows_the_hole_and_folds_the_solution_away(tmp_path):
+    path = lesson(tmp_path / "in") / "01_x.ipynb"
+    executed, failure = execute(Notebook(path, read(path).node, "x"), lambda *cell: None, 60)
+    assert failure is None
+    page = render_page(executed, "x", Frame(path.parent, {}, "2001-02-03"), None, None)
+    body = re.sub(r"<[^>d/]*>|<(?!/?details)[^>]*>", "", page.partition("<main")[2])
+    openly = re.sub(r"<details.*?</details>", "", body, flags=re.DOTALL)
+    assert "your code here (about 1 line)" in openly and "a hint" in openly
+    assert "42" not in openly and "return 42" in body and "seen 42" in body
