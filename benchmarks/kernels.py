@@ -28,13 +28,13 @@ import torch
 
 from kvviz.engine.attention import paged_attention
 from kvviz.engine.blocks import BlockPool
-from kvviz.engine.codec import tl, triton
+from kvviz.engine.codec import INTERPRETED, tl, triton
 from kvviz.engine.contract import cache_halves
 from kvviz.engine.gather import BlockGatherer
 from kvviz.engine.mode import device
 from kvviz.engine.offload import Offloader
 from kvviz.engine.tensor_cores import tiled_attention
-from kvviz.engine.write import Program, write_kv
+from kvviz.engine.write import Program, _write_kernel, write_kv
 from kvviz.memory.buffers import KVCache, allocate
 from kvviz.memory.spec import MODES, PER_TOKEN_HEAD_BITS, CacheSpec
 from kvviz.show.canvas import save
@@ -137,7 +137,17 @@ def write_row(mode: str, layout: str, size: tuple[int, int, int], step: str = ""
         for layer, scales in enumerate(scale_views(cache))
     ]
     kernel = {"kernel": "write step", "step": step} if step else {"kernel": "write", "order": order}
-    return kernel | dict(zip("THD", size, strict=True)) | _row(mode, layout, moved, calls)
+    row = kernel | dict(zip("THD", size, strict=True)) | _row(mode, layout, moved, calls)
+    return row | compiled(_write_kernel) if step else row
+
+
+def compiled(kernel: triton.JITFunction) -> dict[str, int]:
+    """Instructions of the kernel that was launched last, in PTX, and registers, both of a thread."""
+    if INTERPRETED:
+        return {}
+    made = list(kernel.device_caches[torch.cuda.current_device()][0].values())[-1]
+    lines = (line.strip() for line in made.asm["ptx"].splitlines())
+    return {"registers": made.n_regs, "instructions": sum(line[:1].isalpha() and line.endswith(";") for line in lines)}
 
 
 @triton.jit

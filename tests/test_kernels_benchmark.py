@@ -7,7 +7,7 @@ import torch
 
 from kvviz.memory.spec import MODES
 from kvviz.show.roofline import roofline
-from tests.test_benchmarks import recorded, script
+from tests.test_benchmarks import ROOT, recorded, script
 
 
 @pytest.fixture
@@ -97,3 +97,33 @@ def test_without_a_gpu_the_kernels_are_not_measured(kernels, monkeypatch, capsys
     monkeypatch.setattr(sys, "argv", ["kernels.py"])
     assert kernels.main() == 2
     assert "no NVIDIA GPU here" in capsys.readouterr().err
+
+
+def test_the_readme_states_what_was_recorded():
+    """Its table of speeds: time and share of the ceiling, per-layer and cross-layer."""
+    found, lines = recorded("kernels"), (ROOT / "README.md").read_text().splitlines()
+    start = lines.index("| kernel | per-layer | cross-layer |")
+    table = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[start + 2 :][:9]]
+    kernels = {
+        "write fp8, H=8 D=128": ("write", "fp8_per_token_head", 65_536, 8, 128),
+        "write int8, H=8 D=128": ("write", "int8_per_token_head", 65_536, 8, 128),
+        "write fp8, H=2 D=64": ("write", "fp8_per_token_head", 65_536, 2, 64),
+        "write int8, H=2 D=64": ("write", "int8_per_token_head", 65_536, 2, 64),
+        "write int4, rotated, H=8 D=128": ("write", "int4_per_token_head", 65_536, 8, 128),
+        "decode fp8": ("decode attention", "fp8_per_token_head", 8_192, 8, 128),
+        "decode int8": ("decode attention", "int8_per_token_head", 8_192, 8, 128),
+        "decode int4": ("decode attention", "int4_per_token_head", 8_192, 8, 128),
+        "decode bfloat16": ("decode attention", "bfloat16", 8_192, 8, 128),
+    }
+    assert [row[0] for row in table] == list(kernels)
+    for name, *told in table:
+        for layout, cell in zip(("per-layer", "cross-layer"), told, strict=True):
+            (row,) = (
+                row for row in found["rows"]
+                if (row["kernel"], row["mode"], row.get("T"), row.get("H"), row.get("D")) == kernels[name]
+                and row["layout"] == layout and row.get("order", "random") == "random"
+            )  # fmt: skip
+            assert cell == f"{row['us']:.0f} µs, {row['share']:.0%}"
+    limits = found["ceilings"]
+    head = f"On one {found['machine']}, {found['date']}, torch {found['versions']['torch']}, Triton "
+    assert any(head in line and f"{limits['copy']:,.0f} GB/s" in line for line in lines)

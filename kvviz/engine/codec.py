@@ -30,6 +30,8 @@ INTERPRETED = tl.constexpr(MODE == "interpreter")
 INDEX = tl.constexpr(tl.int64 if MODE == "interpreter" else tl.int32)
 """Tokens, heads and slots: the interpreter checks 32-bit sums for overflow, and a GPU multiplies 64 bits slowly."""
 LARGEST_SLOT = (1 << 31) - 1
+ROWS_FIRST = tl.constexpr(tuple(int(part) for part in triton.__version__.split(".")[:2]) < (3, 7))
+"""Which of two axes follows the innermost one over the threads: before Triton 3.7 the first, since then the last."""
 NAN_BITS = tl.constexpr(0x7FC00000)
 E4M3_NAN = tl.constexpr(0x7F)
 INFINITY = tl.constexpr(float("inf"))

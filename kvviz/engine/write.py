@@ -12,6 +12,7 @@ from kvviz.engine.codec import (
     INTERPRETED,
     LARGEST_SLOT,
     LARGEST_TENSOR,
+    ROWS_FIRST,
     codes_of,
     finite,
     hadamard,
@@ -60,15 +61,16 @@ def _write_kernel(
 
     source = tl.where(is_value, value_ptr, key_ptr) + token * in_token + head * in_head
     source = tl.multiple_of(source, [IN_BYTES])
-    if REP == 1:
-        column = tl.arange(0, WIDE)[None, None, :]
-        source, tile = source[None, :, None] + column, inside[None, :, None]
-    else:  # rows first, so that they are spread over the threads before a row's repeats are
-        column = (tl.arange(0, REP) * WIDE)[None, :, None] + tl.arange(0, WIDE)[None, None, :]
-        source, tile = source[:, None, None] + column, inside[:, None, None]
-    given = tl.load(source, mask=tile if WHOLE else tile & (column < HEAD_SIZE), other=0.0)
-    if REP != 1:
-        given, column = tl.permute(given, (1, 0, 2)), tl.permute(column, (1, 0, 2))
+    PERMUTED: tl.constexpr = ROWS_FIRST and REP != 1  # rows are spread over the threads before a row's repeats are
+    column = (tl.arange(0, REP) * WIDE)[:, None, None] + tl.arange(0, WIDE)[None, None, :]
+    if PERMUTED:
+        place, tile = source[:, None, None] + tl.permute(column, (1, 0, 2)), inside[:, None, None]
+        real = tl.permute(column, (1, 0, 2)) < HEAD_SIZE
+    else:
+        place, tile, real = source[None, :, None] + column, inside[None, :, None], column < HEAD_SIZE
+    given = tl.load(place, mask=tile if WHOLE else tile & real, other=0.0)
+    if PERMUTED:
+        given = tl.permute(given, (1, 0, 2))
     slot = tl.load(slot_ptr + token, mask=inside, other=-1).to(INDEX)
     inside = inside & (slot >= 0)
     block, place = (slot // BLOCK_SIZE).to(tl.int64), (slot % BLOCK_SIZE).to(tl.int64)

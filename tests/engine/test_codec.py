@@ -201,17 +201,19 @@ COMPILE = """
 import json, sys
 import torch
 torch.cuda.is_available = lambda: True
+torch.cuda.mem_get_info = lambda: (1 << 36, 1 << 37)
 from kvviz.engine import attention, gather, tensor_cores, write
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-def compile_one(kernel, types, constants, capability):
+def compile_one(kernel, types, constants, warps, capability):
     names = [name for name in kernel.arg_names if name not in constants]
     signature = dict(zip(names, types, strict=True)) | {name: "constexpr" for name in constants}
     signature = {name: signature[name] for name in kernel.arg_names}
     source = ASTSource(kernel, signature, constants)
-    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"enable_fp_fusion": False})
+    options = {"enable_fp_fusion": False, "num_warps": warps}
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 
 made = []
 for mode, capability in json.loads(sys.argv[1]):
@@ -234,16 +236,17 @@ for mode, capability in json.loads(sys.argv[1]):
     moves = ["*i64", "*i64", "*i64", "*i64", "i32", "i32"]
     pieces = {"IN_BLOCK": 3, "PIECES": 1, "WORDS": 512, "WORD_BYTES": 8, "BYTES": 16, "TO_STAGE": scaled}
     kernels = (
-        (write._write_kernel, writes, sizes),
-        (attention._attention_kernel, reads, tiles),
-        (tensor_cores._tile_kernel, decodes, one),
-        (tensor_cores._merge_kernel, merges, heads),
-        (gather._move_kernel, moves, pieces),
+        (write._write_kernel, writes, sizes, 1),
+        (attention._attention_kernel, reads, tiles, 4),
+        (tensor_cores._tile_kernel, decodes, one, 1),
+        (tensor_cores._merge_kernel, merges, heads, 4),
+        (gather._move_kernel, moves, pieces, 4),
     )
-    for kernel, types, constants in kernels:
-        done = compile_one(kernel, types, constants, capability)
+    for kernel, types, constants, warps in kernels:
+        done = compile_one(kernel, types, constants, warps, capability)
         named = done.asm["ptx"].count(f".target sm_{capability}")
-        made.append([kernel.__name__, mode, capability, len(done.asm["cubin"]), named])
+        exchanged = done.asm["ptx"].count("shfl.")
+        made.append([kernel.__name__, mode, capability, len(done.asm["cubin"]), named, exchanged])
 print(json.dumps(made))
 """
 
@@ -258,7 +261,7 @@ def ptxas() -> Path | None:
 @pytest.mark.slow
 @pytest.mark.skipif(ptxas() is None, reason="this triton brings no ptxas")
 def test_kernels_compile_for_every_gpu(tmp_path):
-    """No GPU is needed: a process of its own compiles both kernels in every mode, from Turing to Blackwell."""
+    """No GPU is needed: a process of its own compiles every kernel in every mode, from Turing to Blackwell."""
     wanted = [[mode, capability] for mode in MODES for capability in CAPABILITIES]
     variables = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     variables["TRITON_CACHE_DIR"] = str(tmp_path)
@@ -268,4 +271,6 @@ def test_kernels_compile_for_every_gpu(tmp_path):
     made = json.loads(done.stdout)
     kernels = ("_write_kernel", "_attention_kernel", "_tile_kernel", "_merge_kernel", "_move_kernel")
     assert [row[:3] for row in made] == [[kernel, *pair] for pair in wanted for kernel in kernels]
-    assert all(cubin > 1000 and named for *_, cubin, named in made)
+    assert all(cubin > 1000 and named for *_, cubin, named, _ in made)
+    rotated = [row for row in made if row[:2] == ["_write_kernel", "int4_per_token_head"]]
+    assert [row[-1] for row in rotated] == [0] * len(CAPABILITIES), "a rotated row has left its thread"
