@@ -9,10 +9,12 @@ from kvviz.engine.codec import (
     from_e4m3_bits,
     launching,
     loop_bound,
+    speaks_ptx,
     tl,
     triton,
 )
 from kvviz.engine.contract import cache_halves, check_queries, check_scales, check_sequences
+from kvviz.engine.decode import decode_attention, serves
 from kvviz.memory.codes import rotate, rotation_run, unrotate
 from kvviz.memory.spec import PER_TOKEN_HEAD_BITS
 
@@ -146,6 +148,12 @@ def paged_attention(
     max_query_len, max_seq_len = check_sequences(block_table, seq_lens, query_start_loc, query.shape[0], k_cells, known)
     num_heads, head_size = k_cells.shape[2], query.shape[-1]
     softmax_scale = head_size**-0.5 if softmax_scale is None else softmax_scale
+    decodes = max_query_len == 1 and len(query) == len(seq_lens) and speaks_ptx(query.device)
+    if decodes and serves(query, k_cells, v_cells, kv_cache_dtype):
+        return decode_attention(
+            query, k_cells, v_cells, block_table, seq_lens, kv_cache_dtype, k_scale_cache, v_scale_cache,
+            softmax_scale=float(softmax_scale), max_seq_len=max_seq_len,
+        )  # fmt: skip
     rotated = kv_cache_dtype == "int4_per_token_head"
     if rotated:
         query = rotate(query.float())

@@ -3,10 +3,16 @@
 Everything is written so that Triton's interpreter and a GPU give the same bits: fp8 by integer arithmetic
 (the interpreter's own cast drops a mantissa carry), rounding on the bits, IEEE division. Launch with
 ``enable_fp_fusion=False``, or a product and a sum may fuse.
+
+Where the interpreter and a GPU need different words for the same bits, the choice falls here: ``PTX`` is True for a
+launch on sm_89 and later (:func:`speaks_ptx`), ``INTERPRETED`` in the interpreter.
 """
 
 import threading
 from contextlib import contextmanager, nullcontext
+from functools import lru_cache
+
+import torch
 
 from kvviz.engine.mode import prepare
 
@@ -15,10 +21,15 @@ MODE = prepare()
 import triton  # noqa: E402
 import triton.language as tl  # noqa: E402
 
+from kvviz.engine import ptx  # noqa: E402
+
 LARGEST_TENSOR = 1 << 20
 """Elements of the largest tensor that Triton allows inside a kernel, in the interpreter too."""
 
 INTERPRETED = tl.constexpr(MODE == "interpreter")
+INDEX = tl.constexpr(tl.int64 if MODE == "interpreter" else tl.int32)
+"""Tokens, heads and slots: the interpreter checks 32-bit sums for overflow, and a GPU multiplies 64 bits slowly."""
+LARGEST_SLOT = (1 << 31) - 1
 NAN_BITS = tl.constexpr(0x7FC00000)
 E4M3_NAN = tl.constexpr(0x7F)
 INFINITY = tl.constexpr(float("inf"))
@@ -32,6 +43,12 @@ def launching():
     """Around each launch: the interpreter keeps a program's place in globals, so only one kernel may run in it."""
     with _INTERPRETER_LOCK if MODE == "interpreter" else nullcontext():
         yield
+
+
+@lru_cache
+def speaks_ptx(device: torch.device) -> bool:
+    """Whether launches on ``device`` use the instructions of ``kvviz.engine.ptx``: an NVIDIA GPU of sm_89 or later."""
+    return MODE == "gpu" and torch.cuda.get_device_capability(device) >= (8, 9)
 
 
 def device_function(function):
@@ -103,29 +120,97 @@ def from_e4m3_bits(code):
 
 
 @device_function
-def hadamard(x, ROWS: tl.constexpr, COLUMNS: tl.constexpr, LOG2_RUN: tl.constexpr):
-    """Unnormalised Walsh-Hadamard transform of each run of ``2**LOG2_RUN`` columns, in butterfly order."""
-    for stage in tl.static_range(LOG2_RUN):
-        pairs = tl.reshape(x, (ROWS, COLUMNS // (2 << stage), 2, 1 << stage))
-        first, second = tl.split(tl.permute(pairs, (0, 1, 3, 2)))
-        x = tl.permute(tl.join(first + second, first - second), (0, 1, 3, 2))
-        x = tl.reshape(x, (ROWS, COLUMNS))
+def rotation_sign(column, SIGNS: tl.constexpr, RUN: tl.constexpr):
+    """+1.0 or -1.0 for each column, from an integer whose bit ``column % RUN`` is set where the sign is minus."""
+    place = column % RUN
+    word = place.to(tl.int64) * 0
+    for part in tl.static_range((RUN + 31) // 32):
+        word = tl.where(place // 32 == part, (SIGNS >> (32 * part)) & 0xFFFFFFFF, word)
+    return 1.0 - 2.0 * ((word >> (place % 32).to(tl.int64)) & 1).to(tl.float32)
+
+
+@device_function
+def butterfly(x, AXIS: tl.constexpr, NDIM: tl.constexpr):
+    """Sum and difference of each pair along an axis of length 2: no element changes its thread unless it must."""
+    second = tl.arange(0, 2)
+    for axis in tl.static_range(NDIM):
+        if axis != AXIS:
+            second = tl.expand_dims(second, axis)
+    bits = x.to(tl.int32, bitcast=True)
+    other = (tl.xor_sum(bits, axis=AXIS, keep_dims=True) ^ bits).to(tl.float32, bitcast=True)
+    return tl.fma(x, 1.0 - 2.0 * second.to(tl.float32), other)
+
+
+@device_function
+def hadamard(x, REP: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr, LOG2_RUN: tl.constexpr):
+    """Unnormalised Walsh-Hadamard transform of each run of ``2**LOG2_RUN`` columns, in butterfly order.
+
+    x: float32 (REP, ROWS, WIDE), column ``r * WIDE + w`` of a row at ``[r, row, w]``.
+    """
+    if INTERPRETED:  # its xor_sum is a Python loop
+        x = tl.reshape(x if REP == 1 else tl.permute(x, (1, 0, 2)), (ROWS, REP * WIDE))
+        for stage in tl.static_range(LOG2_RUN):
+            pairs = tl.reshape(x, (ROWS, REP * WIDE // (2 << stage), 2, 1 << stage))
+            first, second = tl.split(tl.permute(pairs, (0, 1, 3, 2)))
+            x = tl.permute(tl.join(first + second, first - second), (0, 1, 3, 2))
+            x = tl.reshape(x, (ROWS, REP * WIDE))
+        x = tl.reshape(x, (ROWS, REP, WIDE)) if REP != 1 else tl.reshape(x, (1, ROWS, WIDE))
+        x = x if REP == 1 else tl.permute(x, (1, 0, 2))
+    else:
+        for stage in tl.static_range(LOG2_RUN):
+            if 1 << stage < WIDE:
+                x = butterfly(tl.reshape(x, (REP, ROWS, WIDE // (2 << stage), 2, 1 << stage)), 3, 5)
+            else:
+                x = tl.reshape(x, (REP * WIDE // (2 << stage), 2, (1 << stage) // WIDE, ROWS, WIDE))
+                x = butterfly(x, 1, 5)
+            x = tl.reshape(x, (REP, ROWS, WIDE))
     return x
 
 
 @device_function
-def encode_cells(x, inside, ROWS: tl.constexpr, COLUMNS: tl.constexpr, MODE: tl.constexpr):
-    """Codes (not packed) and scale words of ``ROWS`` cells.
+def least(x, REP: tl.constexpr, ROWS: tl.constexpr):
+    """The smallest number of each row of (REP, ROWS, WIDE); NaN is passed over, or given, as Triton's version does."""
+    x = tl.min(x if not INTERPRETED else tl.where(x == x, x, INFINITY), axis=2)
+    return tl.reshape(x, (ROWS,)) if REP == 1 else tl.min(x, axis=0)
 
-    x: float32 (ROWS, COLUMNS), rotated already for int4, 0 outside ``inside``. Returns integers of the same
-    shape, and int32 words (ROWS,). A cell that is not finite gets codes 0 and a NaN word.
-    """
-    bad = finite(x) == 0
-    if MODE == "int4_per_token_head":
-        low = tl.min(tl.where(bad, -INFINITY, tl.where(inside, x, INFINITY)), axis=1)
-        span = tl.max(tl.where(bad, INFINITY, tl.where(inside, x, -INFINITY)), axis=1) - low
+
+@device_function
+def largest(x, REP: tl.constexpr, ROWS: tl.constexpr, PTX: tl.constexpr):
+    """The largest of each row of (REP, ROWS, WIDE); infinite or NaN if anything in the row is not finite."""
+    if PTX:
+        x = tl.reduce(x, 2, ptx.louder)
+        return tl.reshape(x, (ROWS,)) if REP == 1 else tl.reduce(x, 0, ptx.louder)
     else:
-        span = tl.max(tl.where(bad, INFINITY, tl.abs(x)), axis=1)
+        x = tl.max(tl.where(finite(x), x, INFINITY), axis=2)
+        return tl.reshape(x, (ROWS,)) if REP == 1 else tl.max(x, axis=0)
+
+
+@device_function
+def rounded_to(x, DTYPE: tl.constexpr, PTX: tl.constexpr):
+    """float32 through the dtype of the inputs and back, to nearest even."""
+    if tl.bfloat16 == DTYPE:
+        if PTX:
+            return ptx.through_bfloat16(x)
+        else:
+            return (to_bfloat16_bits(x).to(tl.int32) << 16).to(tl.float32, bitcast=True)
+    else:
+        return x.to(DTYPE).to(tl.float32)
+
+
+@device_function
+def scales_of(
+    x, real, REP: tl.constexpr, ROWS: tl.constexpr, WHOLE: tl.constexpr, MODE: tl.constexpr, PTX: tl.constexpr
+):
+    """What a row's codes are made with: scale word (int32), scale's inverse, zero-point (float32), and "finite".
+
+    x: float32 (REP, ROWS, WIDE), rotated already for int4, and ``WHOLE`` unless some columns are not ``real`` (they
+    hold 0). All results are (ROWS,); the word of a row that is not finite is NaN.
+    """
+    if MODE == "int4_per_token_head":
+        low = least(x if WHOLE else tl.where(real, x, INFINITY), REP, ROWS)
+        span = largest(x if WHOLE else tl.where(real, x, low[None, :, None]), REP, ROWS, PTX) - low
+    else:
+        span = largest(tl.abs(x), REP, ROWS, PTX)
     good = tl.abs(span) < INFINITY
     span = tl.where(good, span, 0.0)
     if MODE == "int4_per_token_head":
@@ -134,12 +219,72 @@ def encode_cells(x, inside, ROWS: tl.constexpr, COLUMNS: tl.constexpr, MODE: tl.
         word = (scale.to(tl.int32, bitcast=True) & -16) | zero_point.to(tl.int32)
     else:
         scale = tl.maximum(tl.div_rn(span, 127.0 if MODE == "int8_per_token_head" else 448.0), 1e-6)
+        zero_point = scale  # unused
         word = scale.to(tl.int32, bitcast=True)
-    scaled = tl.where(good[:, None], x, 0.0) * tl.div_rn(1.0, scale)[:, None]
-    if MODE == "int8_per_token_head":
-        codes = tl.minimum(tl.maximum(round_half_away(scaled), -128.0), 127.0).to(tl.int32)
-    elif MODE == "fp8_per_token_head":
-        codes = to_e4m3_bits(scaled).to(tl.int32)
+    return tl.where(good, word, NAN_BITS), tl.div_rn(1.0, scale), zero_point, good
+
+
+@device_function
+def codes_of(
+    x, inverse, zero_point, good,
+    REP: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr, MODE: tl.constexpr, PTX: tl.constexpr,
+):  # fmt: skip
+    """The code bytes of rows: (REP, ROWS, WIDE), or half as wide for int4; 0 in rows that are not finite."""
+    if PTX:
+        keep = tl.where(good, -1, 0)[None, :, None]
+        if MODE == "int8_per_token_head":
+            return ptx.int8_codes(x, inverse[None, :, None], keep)
+        elif MODE == "fp8_per_token_head":
+            return ptx.e4m3_codes(x, inverse[None, :, None], keep)
+        else:
+            even, odd = tl.split(tl.reshape(x, (REP, ROWS, WIDE // 2, 2)))
+            return ptx.int4_pairs(even, odd, inverse[None, :, None], zero_point[None, :, None], keep)
     else:
-        codes = tl.minimum(tl.maximum(round_half_away(scaled + zero_point[:, None]), 0.0), 15.0).to(tl.int32)
-    return tl.where(good[:, None], codes, 0), tl.where(good, word, NAN_BITS)
+        scaled = tl.where(good[None, :, None], x, 0.0) * inverse[None, :, None]
+        if MODE == "int8_per_token_head":
+            codes = tl.minimum(tl.maximum(round_half_away(scaled), -128.0), 127.0).to(tl.int32)
+        elif MODE == "fp8_per_token_head":
+            codes = to_e4m3_bits(scaled).to(tl.int32)
+        else:
+            codes = round_half_away(scaled + zero_point[None, :, None])
+            codes = tl.minimum(tl.maximum(codes, 0.0), 15.0).to(tl.int32)
+        codes = tl.where(good[None, :, None], codes, 0)
+        if MODE == "int4_per_token_head":
+            low, high = tl.split(tl.reshape(codes, (REP, ROWS, WIDE // 2, 2)))
+            codes = low | (high << 4)
+        return codes.to(tl.uint8)
+
+
+@device_function
+def parts_of(words, MODE: tl.constexpr, PTX: tl.constexpr):
+    """The values of the codes in int16 words, lowest first, before zero-point and scale; exact.
+
+    bfloat16, or float16 for the codes of the other modes; float32 without ``PTX``.
+    """
+    if MODE == "bfloat16":
+        if PTX:
+            return (words.to(tl.bfloat16, bitcast=True),)
+        else:
+            return ((words.to(tl.int32) << 16).to(tl.float32, bitcast=True),)
+    elif MODE == "int4_per_token_head":
+        if PTX:
+            return ptx.int4_quarters(words)
+        else:
+            wide = words.to(tl.int32)
+            return (
+                (wide & 15).to(tl.float32),
+                ((wide >> 4) & 15).to(tl.float32),
+                ((wide >> 8) & 15).to(tl.float32),
+                ((wide >> 12) & 15).to(tl.float32),
+            )
+    elif MODE == "int8_per_token_head":
+        if PTX:
+            return ptx.int8_halves(words)
+        else:
+            wide = words.to(tl.int32)
+            return ((wide << 24) >> 24).to(tl.float32), ((wide << 16) >> 24).to(tl.float32)
+    elif PTX:
+        return ptx.e4m3_halves(words)
+    else:
+        wide = words.to(tl.int32)
+        return from_e4m3_bits(wide & 255), from_e4m3_bits((wide >> 8) & 255)

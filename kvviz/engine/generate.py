@@ -36,14 +36,11 @@ class PagedBackend:
         cache: the buffers.
         scales: the scale views of every layer, or None for a mode without them.
         blocks: block ids of the one sequence that is generated; default: all blocks in order.
-        tokens_per_program, heads_per_program: passed on to ``write_kv``.
     """
 
     cache: KVCache
     scales: ScaleViews | None
     blocks: tuple[int, ...] = ()
-    tokens_per_program: int | None = None
-    heads_per_program: int | None = None
     metadata: AttentionMetadata | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -84,10 +81,7 @@ class PagedBackend:
         """Write this layer's K and V, then attend."""
         kv, mode, meta = self.cache.kv_caches[layer], self.cache.spec.kv_cache_dtype, self.metadata
         scales = self.scales[layer] if self.scales is not None else (None, None)
-        write_kv(
-            key, value, kv, meta.slot_mapping, mode, *scales,
-            tokens_per_program=self.tokens_per_program, heads_per_program=self.heads_per_program, slots_checked=True,
-        )  # fmt: skip
+        write_kv(key, value, kv, meta.slot_mapping, mode, *scales, slots_checked=True)
         return paged_attention(
             query, kv, meta.block_table, meta.seq_lens, meta.query_start_loc, mode, *scales,
             max_query_len=meta.max_query_len, max_seq_len=meta.max_seq_len,

@@ -7,11 +7,12 @@ content is ``content_page_size_bytes`` (PR 48411).
 
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 from kvviz.engine.blocks import BlockError, BlockPool
+from kvviz.engine.gather import BlockGatherer
 from kvviz.memory.buffers import KVCache, block_runs, check_fits
 from kvviz.memory.spec import is_integer
 
@@ -20,8 +21,7 @@ class TransferError(RuntimeError):
     """Copies did not all arrive; says which blocks are unusable now."""
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """Bytes ``[start, stop)`` of one storage that are copied at once, and where they lie in a host block."""
 
     storage: int
@@ -75,6 +75,8 @@ class Offloader:
         num_host_blocks: blocks that host memory has room for.
         width_bytes: bytes of each page that are copied, from its start; default the content.
         check_width: False copies any width, as the bug did.
+        gathered: blocks are first collected on the device, ``gathered`` at a time, and then moved in one piece; 0
+            moves every piece by itself, as a connector without a kernel of its own does.
 
     Raises:
         ValueError: a pool of another size, a number of host blocks below 0, a width that leaves some of the content
@@ -90,9 +92,11 @@ class Offloader:
         *,
         width_bytes: int | None = None,
         check_width: bool = True,
+        gathered: int = 0,
     ) -> None:
         check_pool(cache, pool)
-        for name, value in (("num_host_blocks", num_host_blocks), ("width_bytes", width_bytes)):
+        numbers = {"num_host_blocks": num_host_blocks, "width_bytes": width_bytes, "gathered": gathered}
+        for name, value in numbers.items():
             if value is not None and not is_integer(value):
                 raise ValueError(f"{name} must be an integer of at least 0, not {value!r}")
         content = cache.spec.content_page_size_bytes
@@ -112,6 +116,9 @@ class Offloader:
         check_fits(num_host_blocks * self.block_bytes, "cpu")
         on_gpu = cache.storages[0].is_cuda
         self.host = torch.zeros(num_host_blocks, self.block_bytes, dtype=torch.uint8, pin_memory=on_gpu)
+        self._stage = torch.empty(gathered, self.block_bytes, dtype=torch.uint8, device=cache.storages[0].device)
+        if gathered:
+            self._gatherer = BlockGatherer(cache.storages, self.pieces_of, self.block_bytes)
         self._stream = torch.cuda.Stream(cache.storages[0].device) if on_gpu else None
         self._slots: dict[str, int] = {}
         self._free_slots = list(range(num_host_blocks))
@@ -224,16 +231,38 @@ class Offloader:
     def _copy_all(self, transfer: Transfer) -> None:
         """Runs beside the engine; on a GPU behind everything that was launched before, on a stream of its own."""
         if self._stream is None:
-            for key, block in zip(transfer.keys, transfer.blocks, strict=True):
-                self._copy_block(self._slots[key], block, transfer.to_host)
+            self._copy(transfer)
             return
         try:
             with torch.cuda.stream(self._stream):
                 self._stream.wait_stream(torch.cuda.default_stream(self._stream.device))
-                for key, block in zip(transfer.keys, transfer.blocks, strict=True):
-                    self._copy_block(self._slots[key], block, transfer.to_host)
+                self._copy(transfer)
         finally:  # copies launched before one that failed may still run, and their room is given away next
             self._stream.synchronize()
+
+    def _copy(self, transfer: Transfer) -> None:
+        pairs = sorted(zip((self._slots[key] for key in transfer.keys), transfer.blocks, strict=True))
+        if len(self._stage):
+            for first in range(0, len(pairs), len(self._stage)):
+                self._copy_gathered(pairs[first : first + len(self._stage)], transfer.to_host)
+            return
+        for slot, block in pairs:
+            self._copy_block(slot, block, transfer.to_host)
+
+    def _copy_gathered(self, pairs: list[tuple[int, int]], to_host: bool) -> None:
+        """Blocks through the staging buffer; neighbours in host memory are one copy."""
+        blocks = torch.tensor([block for _, block in pairs], device=self._stage.device)
+        if to_host:
+            self._gatherer.gather(blocks, self._stage)
+        first = 0
+        for place in range(1, len(pairs) + 1):
+            if place == len(pairs) or pairs[place][0] != pairs[place - 1][0] + 1:
+                host, stage = self.host[pairs[first][0] :][: place - first], self._stage[first:place]
+                target, source = (host, stage) if to_host else (stage, host)
+                target.copy_(source, non_blocking=True)
+                first = place
+        if not to_host:
+            self._gatherer.scatter(blocks, self._stage)
 
     def _copy_block(self, slot: int, block: int, to_host: bool) -> None:
         for piece in self.pieces_of[block]:

@@ -85,10 +85,10 @@ def has_scale(mode: str) -> bool:
 
 
 @lru_cache
-def rotation_signs(run: int) -> torch.Tensor:
+def rotation_signs(run: int, device: torch.device | str = "cpu") -> torch.Tensor:
     """The fixed signs of the int4 rotation: float32 ``(run,)`` of +1 and -1, the same in every process."""
     generator = torch.Generator().manual_seed(ROTATION_SEED)
-    return 2 * torch.bernoulli(torch.full((run,), 0.5), generator=generator) - 1
+    return (2 * torch.bernoulli(torch.full((run,), 0.5), generator=generator) - 1).to(device)
 
 
 def rotation_run(head_size: int) -> int:
@@ -102,7 +102,7 @@ def rotate(x: torch.Tensor) -> torch.Tensor:
     The sums are taken in butterfly order in float32, as the kernel takes them, so that both agree to the bit.
     """
     run = rotation_run(x.shape[-1])
-    runs = x.float().unflatten(-1, (-1, run)) * rotation_signs(run).to(x.device)
+    runs = x.float().unflatten(-1, (-1, run)) * rotation_signs(run, x.device)
     return _hadamard(runs).flatten(-2).to(x.dtype)
 
 
@@ -110,7 +110,7 @@ def unrotate(y: torch.Tensor) -> torch.Tensor:
     """The inverse of :func:`rotate`, in float32."""
     run = rotation_run(y.shape[-1])
     runs = _hadamard(y.float().unflatten(-1, (-1, run)))
-    return (runs * rotation_signs(run).to(y.device) / run).flatten(-2)
+    return (runs * rotation_signs(run, y.device) / run).flatten(-2)
 
 
 def _hadamard(runs: torch.Tensor) -> torch.Tensor:

@@ -15,6 +15,8 @@ import torch
 from kvviz.engine import codec
 from kvviz.engine.codec import tl, triton
 from kvviz.engine.mode import device
+from kvviz.engine.write import sign_bits
+from kvviz.memory.codes import rotation_signs
 from kvviz.memory.spec import MODES
 
 DEVICE = device()
@@ -59,9 +61,16 @@ def _finite(x_ptr, out_ptr, count, SIZE: tl.constexpr):
 
 
 @triton.jit
-def _transform(x_ptr, out_ptr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, LOG2_RUN: tl.constexpr):
-    place = tl.arange(0, ROWS)[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
-    tl.store(out_ptr + place, codec.hadamard(tl.load(x_ptr + place), ROWS, COLUMNS, LOG2_RUN))
+def _transform(x_ptr, out_ptr, REP: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr, LOG2_RUN: tl.constexpr):
+    column = tl.arange(0, REP)[:, None, None] * WIDE + tl.arange(0, WIDE)[None, None, :]
+    place = tl.arange(0, ROWS)[None, :, None] * REP * WIDE + column
+    tl.store(out_ptr + place, codec.hadamard(tl.load(x_ptr + place), REP, ROWS, WIDE, LOG2_RUN))
+
+
+@triton.jit
+def _signs(out_ptr, COLUMNS: tl.constexpr, SIGNS: tl.constexpr, RUN: tl.constexpr):
+    column = tl.arange(0, COLUMNS)
+    tl.store(out_ptr + column, codec.rotation_sign(column, SIGNS, RUN))
 
 
 def through(kernel, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -168,24 +177,31 @@ def sylvester(run: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("rows", "columns", "log2_run"),
-    [(1, 2, 1), (2, 16, 4), (4, 64, 6), (2, 128, 4), (2, 128, 7), (8, 32, 0), (1, 256, 8)],
+    ("rep", "rows", "wide", "log2_run"),
+    [(1, 1, 2, 1), (1, 2, 16, 4), (8, 4, 8, 6), (4, 2, 32, 4), (16, 32, 8, 7), (1, 8, 32, 0), (4, 1, 64, 8)],
 )
-def test_hadamard_is_the_matrix_on_each_run(rows, columns, log2_run):
+def test_hadamard_is_the_matrix_on_each_run(rep, rows, wide, log2_run):
     """On integers every sum is exact, so equality is too."""
-    drawn = torch.randint(-50, 50, (rows, columns), generator=torch.Generator().manual_seed(rows)).float()
+    drawn = torch.randint(-50, 50, (rows, rep * wide), generator=torch.Generator().manual_seed(rows)).float()
     x = drawn.to(DEVICE)
     out = torch.empty_like(x)
-    _transform[(1,)](x, out, ROWS=rows, COLUMNS=columns, LOG2_RUN=log2_run)
+    _transform[(1,)](x, out, REP=rep, ROWS=rows, WIDE=wide, LOG2_RUN=log2_run, num_warps=1)
     want = (drawn.double().unflatten(1, (-1, 1 << log2_run)) @ sylvester(1 << log2_run)).flatten(1)
     assert torch.equal(out.cpu().double(), want)
+
+
+@pytest.mark.parametrize(("columns", "run"), [(2, 2), (64, 16), (128, 128), (256, 32), (256, 256)])
+def test_signs_as_bits_are_the_rotations_signs(columns, run):
+    out = torch.empty(columns, device=DEVICE)
+    _signs[(1,)](out, COLUMNS=columns, SIGNS=sign_bits(run), RUN=run)
+    assert torch.equal(out.cpu(), rotation_signs(run).repeat(columns // run))
 
 
 COMPILE = """
 import json, sys
 import torch
 torch.cuda.is_available = lambda: True
-from kvviz.engine import attention, write
+from kvviz.engine import attention, decode, gather, write
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -202,13 +218,29 @@ for mode, capability in json.loads(sys.argv[1]):
     scaled = mode.endswith("per_token_head")
     cell = "*i16" if mode == "bfloat16" else "*u8"
     scale = "*fp32" if scaled else cell
-    signs = "*fp32" if mode == "int4_per_token_head" else "*bf16"
-    writes = ["*bf16", "*bf16", cell, cell, scale, scale, "*i64", signs] + ["i32"] * 12
-    sizes = {"TOKENS": 1, "HEADS": 2, "ROWS": 4, "COLUMNS": 64, "LOG2_RUN": 6, "MODE": mode}
+    writes = ["*bf16", "*bf16", cell, cell, scale, scale, "*i64"] + ["i32"] * 9
+    sizes = {"HEAD_SIZE": 64, "NUM_HEADS": 2, "BLOCK_SIZE": 16, "TOKENS": 8, "HEADS": 2, "ROWS": 32, "REP": 8}
+    both = {"LOG2_RUN": 6, "SIGNS": 5}
+    sizes |= {"WIDE": 8, "IN_BYTES": 16, "CACHE_BYTES": 4, "MODE": mode, "PTX": capability >= 89} | both
     reads = ["*fp32", cell, cell, scale, scale, "*fp32", "*i32", "*i32", "*i32"] + ["i32"] * 3 + ["fp32"] + ["i32"] * 9
     tiles = {"GROUP": 3, "QUERIES": 5, "ROWS": 16, "HEADS": 1, "TILE": 32, "COLUMNS": 64}
     tiles |= {"SCALED": scaled, "MODE": mode}
-    for kernel, types, constants in ((write._write_kernel, writes, sizes), (attention._attention_kernel, reads, tiles)):
+    decodes = ["*bf16", "*i16", "*i16"] + ["*fp32"] * 5 + ["*i32", "*i32", "fp32"] + ["i32"] * 10
+    one = {"HEAD_SIZE": 64, "BLOCK_SIZE": 16, "GROUP": 3, "ROWS": 4, "TILE": 32, "COLUMNS": 64} | both
+    one |= {"PARTS": decode.PARTS[mode], "K_BYTES": 4, "V_BYTES": 4, "SCALED": scaled}
+    one |= {"MODE": mode, "PTX": capability >= 89}
+    merges = ["*fp32"] * 4 + ["i32"] * 3
+    heads = {"NUM_HEADS": 6, "HEAD_SIZE": 64, "HEADS": 4, "COLUMNS": 64, "ROTATED": mode.startswith("int4")} | both
+    moves = ["*i64", "*i64", "*i64", "*i64", "i32", "i32"]
+    pieces = {"IN_BLOCK": 3, "PIECES": 1, "WORDS": 512, "WORD_BYTES": 8, "BYTES": 16, "TO_STAGE": scaled}
+    kernels = (
+        (write._write_kernel, writes, sizes),
+        (attention._attention_kernel, reads, tiles),
+        (decode._decode_kernel, decodes, one),
+        (decode._merge_kernel, merges, heads),
+        (gather._move_kernel, moves, pieces),
+    )
+    for kernel, types, constants in kernels:
         done = compile_one(kernel, types, constants, capability)
         named = done.asm["ptx"].count(f".target sm_{capability}")
         made.append([kernel.__name__, mode, capability, len(done.asm["cubin"]), named])
@@ -234,6 +266,6 @@ def test_kernels_compile_for_every_gpu(tmp_path):
     done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=570)
     assert done.returncode == 0, done.stderr[-3000:]
     made = json.loads(done.stdout)
-    kernels = ("_write_kernel", "_attention_kernel")
+    kernels = ("_write_kernel", "_attention_kernel", "_decode_kernel", "_merge_kernel", "_move_kernel")
     assert [row[:3] for row in made] == [[kernel, *pair] for pair in wanted for kernel in kernels]
     assert all(cubin > 1000 and named for *_, cubin, named in made)

@@ -37,10 +37,10 @@ def filled(layout: str, **more):
     return cache
 
 
-def setting(layout: str = "NHD", host_blocks: int = 4, **more):
+def setting(layout: str = "NHD", host_blocks: int = 4, gathered: int = 0, **more):
     cache = filled(layout, **more)
     pool = BlockPool(B)
-    return cache, pool, Offloader(cache, pool, host_blocks)
+    return cache, pool, Offloader(cache, pool, host_blocks, gathered=gathered)
 
 
 def bytes_of_block(cache, block: int) -> dict[str, torch.Tensor]:
@@ -53,8 +53,9 @@ def bytes_of_block(cache, block: int) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("tail", [True, False])
-def test_a_block_comes_back_whole_into_another_and_touches_nothing_else(layout, tail):
-    cache, pool, offloader = setting(layout, tail=tail)
+@pytest.mark.parametrize("gathered", [0, 1, 3])
+def test_a_block_comes_back_whole_into_another_and_touches_nothing_else(layout, tail, gathered):
+    cache, pool, offloader = setting(layout, tail=tail, gathered=gathered)
     held = pool.allocate(B, "a")
     before = {name: storage.cpu().clone() for name, storage in cache.storages_by_name().items()}
     offloader.store(["x", "y"], [1, 3]).wait()
@@ -67,6 +68,33 @@ def test_a_block_comes_back_whole_into_another_and_touches_nothing_else(layout, 
     assert held and offloader.stored == {"x", "y"} and not pool.in_flight
     if layout in PIECES:
         assert {len(pieces) for pieces in offloader.pieces_of} == {PIECES[layout]}
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_a_gathered_transfer_that_fails_midway_is_not_used(count, monkeypatch):
+    """With two blocks in the stage and host room in two stretches."""
+    cache, pool, offloader = setting(gathered=2)
+    offloader.store(["a", "b", "c"], [0, 1, 2]).wait()
+    offloader.drop(["b"])
+    copy, left = offloader._gatherer.gather, [count]
+
+    def once(*call):
+        if not left[0]:
+            raise OSError("the link went down")
+        left[0] -= 1
+        copy(*call)
+
+    monkeypatch.setattr(offloader._gatherer, "gather", once)
+    if count:
+        offloader.store(["d", "e"], [3, 4]).wait()
+        held = pool.allocate(B, "r")
+        wanted = cache.storages[0].clone()
+        offloader.restore(["e", "d"], [held[4], held[3]]).wait()
+        assert torch.equal(cache.storages[0], wanted)
+    else:
+        with pytest.raises(TransferError, match="failed midway"):
+            offloader.store(["d", "e"], [3, 4]).wait()
+        assert offloader.stored == {"a", "c"}
 
 
 def test_padding_stays_behind_and_parts_a_block():

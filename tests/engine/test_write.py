@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from kvviz.engine.mode import device
-from kvviz.engine.write import write_kv
+from kvviz.engine.write import Program, write_kv
 from kvviz.memory.buffers import allocate
 from kvviz.memory.layout import LAYOUTS
 from kvviz.memory.spec import MODES, CacheSpec
@@ -67,12 +67,11 @@ def test_every_layout_holds_the_reference_bytes(mode, layout, tail):
     """Shape-carved views too, where cells have a tail: without one the programs of a launch race on a GPU."""
     spec = CacheSpec(3, 4, 8, 3, 64, mode, tail=tail)
     carve = "shape" if LAYOUTS[layout].packing == "split" and tail else "strides"
-    slot, program = slots(5, 12, 13, -1, 31, 0, 22), 1 if tail else None
+    slot, program = slots(5, 12, 13, -1, 31, 0, 22), Program(1, 1) if tail else Program()
     got, want = allocate(spec, layout, DEVICE, fill=0xA5), allocate(spec, layout, "cpu", fill=0xA5)
     for layer, kv in enumerate(got.kv_caches):
         key, value = tokens(7, 3, 64, seed=layer)
-        sizes = {"tokens_per_program": program, "heads_per_program": program}
-        write_kv(key, value, kv, slot, mode, **views(got, carve)[layer], **sizes)
+        write_kv(key, value, kv, slot, mode, **views(got, carve)[layer], program=program)
         scales = views(want, carve)[layer].values()
         write_reference(key.cpu(), value.cpu(), want.kv_caches[layer], slot.cpu(), mode, *scales)
     for ours, theirs in zip(got.storages, want.storages, strict=True):
@@ -92,17 +91,21 @@ def test_head_sizes_and_input_dtypes(mode, head_size, dtype):
     assert int((got.storages[0].cpu() != want.storages[0]).sum()) == 0
 
 
-@pytest.mark.parametrize("tokens_per_program, heads_per_program", [(1, 1), (1, 3), (3, 2), (4, 1), (64, 8)])
-def test_program_size_does_not_change_the_bytes(tokens_per_program, heads_per_program):
-    spec = CacheSpec(1, 2, 8, 3, 64, "int8_per_token_head")
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "program",
+    [
+        Program(1, 1), Program(1, 3), Program(3, 2), Program(4, 1), Program(64, 8), Program(1, 1, wide=128, warps=4),
+        Program(wide=16, warps=2), Program(wide=8, aligned=False), Program(2, instructions=False),
+    ],
+)  # fmt: skip
+def test_the_shape_of_a_launch_does_not_change_the_bytes(program, mode):
+    spec = CacheSpec(1, 2, 8, 3, 64, mode)
     key, value = tokens(9, 3, 64)
     slot = slots(*range(4, 13))
     caches = [allocate(spec, "HND", DEVICE) for _ in range(2)]
-    write_kv(key, value, caches[0].kv_caches[0], slot, spec.kv_cache_dtype, **views(caches[0])[0])
-    write_kv(
-        key, value, caches[1].kv_caches[0], slot, spec.kv_cache_dtype, **views(caches[1])[0],
-        tokens_per_program=tokens_per_program, heads_per_program=heads_per_program,
-    )  # fmt: skip
+    for cache, shape in zip(caches, (Program(), program), strict=True):
+        write_kv(key, value, cache.kv_caches[0], slot, mode, **views(cache)[0], program=shape)
     assert torch.equal(caches[0].storages[0], caches[1].storages[0])
 
 
@@ -167,12 +170,22 @@ def test_more_tokens_than_one_program_can_hold():
     assert torch.equal(caches[0].storages[0], caches[1].storages[0])
 
 
-@pytest.mark.parametrize("sizes", [{"tokens_per_program": -1}, {"heads_per_program": 0}, {"tokens_per_program": 1.5}])
-def test_program_sizes_are_at_least_one(sizes):
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [
+        ({"tokens": -1}, "tokens of a program must be an integer of at least 1, not -1"),
+        ({"heads": 0}, "heads of a program must be an integer of at least 1, not 0"),
+        ({"tokens": 1.5}, "at least 1, not 1.5"),
+        ({"wide": 4}, "wide of a program must be a power of two of at least 8, not 4"),
+        ({"wide": 24}, "at least 8, not 24"),
+        ({"warps": 3}, "warps of a program must be a power of two of at least 1, not 3"),
+    ],
+)
+def test_programs_that_cannot_be(sizes, said):
     cache = allocate(CacheSpec(1, 1, 4, 2, 32, "bfloat16"), "NHD", DEVICE)
     key, value = tokens(2, 2, 32)
-    with pytest.raises(ValueError, match=f"{next(iter(sizes))} must be an integer of at least 1"):
-        write_kv(key, value, cache.kv_caches[0], slots(0, 1), "bfloat16", **sizes)
+    with pytest.raises(ValueError, match=said):
+        write_kv(key, value, cache.kv_caches[0], slots(0, 1), "bfloat16", program=Program(**sizes))
 
 
 def test_slots_that_were_checked_give_the_same_bytes():
@@ -201,7 +214,7 @@ def test_threads_take_turns():
 
     def filled(_):
         cache = allocate(spec, "NHD", DEVICE)
-        write_kv(key, value, cache.kv_caches[0], slot, spec.kv_cache_dtype, **views(cache)[0], tokens_per_program=1)
+        write_kv(key, value, cache.kv_caches[0], slot, spec.kv_cache_dtype, **views(cache)[0], program=Program(1))
         return cache.storages[0].cpu()
 
     want = filled(0)

@@ -1,0 +1,333 @@
+"""How near the kernels come to the memory's limit: python benchmarks/kernels.py [--out FILE] [--plot FILE]
+
+Needs an NVIDIA GPU; takes about a minute on an H200. In one run it measures the ceilings (a large copy on the device,
+bytes read and written counted; a large copy to and from pinned host memory), and then each kernel against them:
+
+* quantise-and-write of every mode, per-layer and cross-layer (packed NHD, blocks of 16), few to many tokens at
+  random slots; and the same write in five steps, from one program a cell to what is shipped;
+* cells read in order and gathered: with the scale in the tail, with padding, and with the scales apart;
+* decode attention of 64 sequences of 8,192 tokens, 32 query and 8 KV heads of 128, in every mode, and with other
+  numbers of splits; prefill of 4 prompts of 1,024 tokens;
+* 32 blocks of 28 layers to pinned memory and back: gathered into one piece, and piece by piece.
+
+Bytes are the useful ones: inputs once, codes and scales once. A time is the median of graph replays, each of 16 to 64
+launches over different layers, or as many as are larger than the L2 cache together. Prints a table, and writes JSON.
+"""
+
+import argparse
+import datetime
+import importlib.metadata
+import json
+import math
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from kvviz.engine.attention import paged_attention
+from kvviz.engine.blocks import BlockPool
+from kvviz.engine.codec import tl, triton
+from kvviz.engine.contract import cache_halves
+from kvviz.engine.decode import decode_attention
+from kvviz.engine.gather import BlockGatherer
+from kvviz.engine.mode import device
+from kvviz.engine.offload import Offloader
+from kvviz.engine.write import Program, write_kv
+from kvviz.memory.buffers import KVCache, allocate
+from kvviz.memory.spec import MODES, PER_TOKEN_HEAD_BITS, CacheSpec
+from kvviz.show.canvas import save
+from kvviz.show.roofline import roofline
+
+LAYOUTS = {"per-layer": "LBNHC", "cross-layer": "BLNHC"}
+BLOCK_SIZE = 16
+WRITES = ((256, 8, 128), (1_024, 8, 128), (4_096, 8, 128), (16_384, 8, 128), (65_536, 8, 128), (65_536, 2, 64))
+"""Tokens, KV heads, head size."""
+STEPS = {
+    "a program for each cell": Program(1, 1, wide=256, warps=4, aligned=False, instructions=False),
+    "a program for all heads of a token": Program(1, wide=256, warps=4, aligned=False, instructions=False),
+    "addresses known to be aligned": Program(1, wide=256, warps=4, instructions=False),
+    "a cell in few threads": Program(instructions=False),
+    "conversions in one instruction": Program(),
+}
+CELLS = (
+    *((128, stride, True) for stride in (132, 264, 144, 160)), (128, 128, False),
+    *((256, stride, True) for stride in (260, 520, 272, 288)), (256, 256, False),
+)  # fmt: skip
+"""Bytes of data, bytes from one cell to the next, and whether the scale follows the data."""
+NUM_CELLS = 1 << 20
+NUM_SEQS, CONTEXT, NUM_QUERY_HEADS, NUM_HEADS, HEAD_SIZE = 64, 8_192, 32, 8, 128
+REPLAYS = 25
+DEVICE = device()
+
+
+def microseconds(calls: Sequence[Callable[[], object]]) -> float:
+    """Median time of one of ``calls``, which are recorded together in a CUDA graph and replayed."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for call in calls:
+            call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+    return timed(graph.replay) / len(calls)
+
+
+def timed(call: Callable[[], object]) -> float:
+    """Median microseconds of a call, on the device's clock."""
+    times = []
+    for _ in range(REPLAYS):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        call()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) * 1e3)
+    return statistics.median(times[REPLAYS // 5 :])
+
+
+def ceilings() -> dict[str, float]:
+    """GB/s of a copy on the device (read and written bytes), to pinned host memory, and back; and microseconds of a
+    launch of next to nothing, in a graph."""
+    source = torch.randint(0, 256, (1 << 30,), dtype=torch.uint8, device=DEVICE)
+    target = torch.empty_like(source)
+    found = {"copy": 2 * source.numel() / timed(lambda: target.copy_(source)) / 1e3}
+    nothing = torch.zeros(1, device=DEVICE)
+    found["launch"] = microseconds([lambda: nothing.add_(1)] * 64)
+    host = torch.empty(1 << 26, dtype=torch.uint8, pin_memory=True)
+    part = source[: host.numel()]
+    found["to host"] = host.numel() / timed(lambda: host.copy_(part, non_blocking=True)) / 1e3
+    found["from host"] = host.numel() / timed(lambda: part.copy_(host, non_blocking=True)) / 1e3
+    return found
+
+
+def scale_views(cache: KVCache) -> list[tuple]:
+    """K and V scale views of every layer, or None twice."""
+    return list(cache.carve_scales()) if cache.spec.is_per_token_head else [(None, None)] * cache.spec.num_layers
+
+
+def write_row(mode: str, layout: str, size: tuple[int, int, int], step: str = "") -> dict:
+    """One size (tokens, KV heads, head size) of write_kv, into layer after layer of one cache."""
+    num_tokens, num_heads, head_size = size
+    cell = CacheSpec(1, 1, BLOCK_SIZE, num_heads, head_size, mode).cell_bytes
+    moved = 2 * num_tokens * num_heads * (2 * head_size + cell) + 8 * num_tokens
+    launches = max(16, min(64, (128 << 20) // moved))
+    spec = CacheSpec(launches, max(num_tokens // BLOCK_SIZE, 1), BLOCK_SIZE, num_heads, head_size, mode)
+    cache = allocate(spec, LAYOUTS[layout], DEVICE)
+    inputs = torch.empty(2, launches, *size, dtype=torch.bfloat16, device=DEVICE).normal_()
+    slots = [torch.randperm(num_tokens, device=DEVICE) for _ in range(launches)]
+    calls = [
+        lambda layer=layer, scales=scales: write_kv(
+            *inputs[:, layer],
+            cache.kv_caches[layer],
+            slots[layer],
+            mode,
+            *scales,
+            program=STEPS.get(step, Program()),
+            slots_checked=True,
+        )
+        for layer, scales in enumerate(scale_views(cache))
+    ]
+    kernel = {"kernel": "write step", "step": step} if step else {"kernel": "write"}
+    return kernel | dict(zip("THD", size, strict=True)) | _row(mode, layout, moved, calls)
+
+
+@triton.jit
+def _read_kernel(
+    cell_ptr, scale_ptr, order_ptr, out_ptr, cell_stride, scale_stride,
+    CELLS: tl.constexpr, DATA: tl.constexpr, BYTES: tl.constexpr,
+):  # fmt: skip
+    cell = tl.load(order_ptr + tl.program_id(0) * CELLS + tl.arange(0, CELLS))
+    place = tl.multiple_of(cell_ptr + cell * cell_stride, [BYTES])[:, None] + tl.arange(0, DATA)[None, :]
+    total = tl.sum(tl.load(place).to(tl.int32), axis=1).to(tl.float32) * tl.load(scale_ptr + cell * scale_stride)
+    tl.store(out_ptr + tl.program_id(0), tl.sum(total, axis=0))
+
+
+def cell_row(data: int, stride: int, inline: bool, order: str) -> dict:
+    """Every cell and its scale read once, with as wide loads as the stride allows."""
+    sets = [torch.zeros(NUM_CELLS * stride, dtype=torch.uint8, device=DEVICE) for _ in range(4)]
+    apart = torch.zeros(NUM_CELLS, dtype=torch.float32, device=DEVICE)
+    numbers = (
+        torch.randperm(NUM_CELLS, device=DEVICE) if order == "gathered" else torch.arange(NUM_CELLS, device=DEVICE)
+    )
+    out, programs = torch.empty(NUM_CELLS // 16, device=DEVICE), (NUM_CELLS // 16,)
+    calls = [
+        lambda cells=cells: _read_kernel[programs](
+            cells, cells.view(torch.float32)[data // 4 :] if inline else apart, numbers, out, stride,
+            stride // 4 if inline else 1, CELLS=16, DATA=data, BYTES=math.gcd(16, stride), num_warps=2,
+        )
+        for cells in sets
+    ]  # fmt: skip
+    moved = NUM_CELLS * (data + 4)
+    sizes = {"data": data, "stride": stride, "inline": inline, "cells": NUM_CELLS}
+    return {"kernel": "read cells", "order": order, "bytes": moved, "us": microseconds(calls)} | sizes
+
+
+def decode_rows(mode: str, layout: str, splits: Sequence[int] = ()) -> list[dict]:
+    """paged_attention of one query a sequence, over two layers of one cache in turn; then with other splits."""
+    blocks = NUM_SEQS * CONTEXT // BLOCK_SIZE
+    spec = CacheSpec(2, blocks, BLOCK_SIZE, NUM_HEADS, HEAD_SIZE, mode)
+    cache = allocate(spec, LAYOUTS[layout], DEVICE)
+    scales = scale_views(cache)
+    every = torch.randperm(blocks * BLOCK_SIZE, device=DEVICE)
+    for layer, kv in enumerate(cache.kv_caches):
+        for part in every.split(1 << 16):
+            key, value = torch.randn(2, len(part), NUM_HEADS, HEAD_SIZE, device=DEVICE).to(torch.bfloat16)
+            write_kv(key, value, kv, part, mode, *scales[layer], slots_checked=True)
+    query = torch.randn(NUM_SEQS, NUM_QUERY_HEADS, HEAD_SIZE, device=DEVICE).to(torch.bfloat16)
+    table = torch.randperm(blocks, device=DEVICE).to(torch.int32).view(NUM_SEQS, -1)
+    lengths = torch.full((NUM_SEQS,), CONTEXT, dtype=torch.int32, device=DEVICE)
+    starts = torch.arange(NUM_SEQS + 1, dtype=torch.int32, device=DEVICE)
+    layers = list(zip(cache.kv_caches, scales, strict=True)) * 2
+    calls = [
+        lambda kv=kv, pair=pair: paged_attention(
+            query, kv, table, lengths, starts, mode, *pair, max_query_len=1, max_seq_len=CONTEXT
+        )
+        for kv, pair in layers
+    ]
+    sizes = {"S": NUM_SEQS, "T": CONTEXT, "Hq": NUM_QUERY_HEADS, "H": NUM_HEADS, "D": HEAD_SIZE}
+    moved = NUM_SEQS * CONTEXT * NUM_HEADS * 2 * spec.cell_bytes
+    rows = [{"kernel": "decode attention"} | sizes | _row(mode, layout, moved, calls)]
+    for count in splits:
+        calls = [
+            lambda kv=kv, pair=pair, count=count: decode_attention(
+                query, *cache_halves(kv, mode), table, lengths, mode, *pair,
+                softmax_scale=HEAD_SIZE**-0.5, max_seq_len=CONTEXT, num_splits=count,
+            )
+            for kv, pair in layers
+        ]  # fmt: skip
+        rows.append({"kernel": "decode splits", "splits": count} | sizes | _row(mode, layout, moved, calls))
+    return rows
+
+
+def prefill_row(mode: str, layout: str, num_seqs: int = 4, length: int = 1_024) -> dict:
+    """paged_attention of whole prompts, causal; here arithmetic is the limit and not memory."""
+    blocks = num_seqs * length // BLOCK_SIZE
+    spec = CacheSpec(1, blocks, BLOCK_SIZE, NUM_HEADS, HEAD_SIZE, mode)
+    cache = allocate(spec, LAYOUTS[layout], DEVICE)
+    table = torch.arange(blocks, dtype=torch.int32, device=DEVICE).view(num_seqs, -1)
+    key, value = torch.randn(2, num_seqs * length, NUM_HEADS, HEAD_SIZE, device=DEVICE).to(torch.bfloat16)
+    scales = scale_views(cache)[0]
+    write_kv(key, value, cache.kv_caches[0], torch.arange(len(key), device=DEVICE), mode, *scales, slots_checked=True)
+    query = torch.randn(num_seqs * length, NUM_QUERY_HEADS, HEAD_SIZE, device=DEVICE).to(torch.bfloat16)
+    lengths = torch.full((num_seqs,), length, dtype=torch.int32, device=DEVICE)
+    starts = torch.arange(0, num_seqs * length + 1, length, dtype=torch.int32, device=DEVICE)
+
+    def call() -> torch.Tensor:
+        given = (query, cache.kv_caches[0], table, lengths, starts, mode, *scales)
+        return paged_attention(*given, max_query_len=length, max_seq_len=length)
+
+    sizes = {"S": num_seqs, "T": length, "Hq": NUM_QUERY_HEADS, "H": NUM_HEADS, "D": HEAD_SIZE}
+    moved = num_seqs * length * (2 * NUM_HEADS * spec.cell_bytes + NUM_QUERY_HEADS * HEAD_SIZE * (2 + 4))
+    flops = 4 * num_seqs * NUM_QUERY_HEADS * HEAD_SIZE * length * (length + 1) // 2
+    return {"kernel": "prefill", "flop": flops} | sizes | _row(mode, layout, moved, [call])
+
+
+def _row(mode: str, layout: str, moved: int, calls: Sequence[Callable[[], object]]) -> dict:
+    return {"mode": mode, "layout": layout, "bytes": moved, "us": microseconds(calls)}
+
+
+def offload_rows(layout: str) -> list[dict]:
+    """32 scattered blocks of 28 layers to pinned memory and back, gathered and piece by piece."""
+    spec = CacheSpec(28, 128, BLOCK_SIZE, 8, 128, "fp8_per_token_head")
+    cache = allocate(spec, LAYOUTS[layout], DEVICE)
+    for storage in cache.storages:
+        storage.random_(0, 256)
+    offloader = Offloader(cache, BlockPool(128), 32)
+    blocks = torch.randperm(128, device=DEVICE)[:32]
+    stage = torch.empty(32, offloader.block_bytes, dtype=torch.uint8, device=DEVICE)
+    gatherer = BlockGatherer(cache.storages, offloader.pieces_of, offloader.block_bytes)
+    host = torch.empty(stage.shape, dtype=torch.uint8, pin_memory=DEVICE.type == "cuda")
+    pieces = [(row, piece) for row, block in enumerate(blocks.tolist()) for piece in offloader.pieces_of[block]]
+
+    def piece_by_piece(to_host: bool) -> None:
+        for row, (storage, start, stop, at) in pieces:
+            ends = host[row, at : at + stop - start], cache.storages[storage][start:stop]
+            (ends[0] if to_host else ends[1]).copy_(ends[1] if to_host else ends[0], non_blocking=True)
+
+    def out() -> None:
+        gatherer.gather(blocks, stage)
+        host.copy_(stage, non_blocking=True)
+
+    def back() -> None:
+        stage.copy_(host, non_blocking=True)
+        gatherer.scatter(blocks, stage)
+
+    ways = {("to host", True): out, ("from host", True): back}
+    ways |= {("to host", False): lambda: piece_by_piece(True), ("from host", False): lambda: piece_by_piece(False)}
+    row = {"blocks": 32, "layers": 28, "mode": spec.kv_cache_dtype, "layout": layout, "bytes": stage.numel()}
+    return [{"kernel": way, "gathered": gathered, "us": timed(call)} | row for (way, gathered), call in ways.items()]
+
+
+def measure() -> dict:
+    """Everything, with the ceilings of the same run and each row's share of its own."""
+    limits = ceilings()
+    rows = [write_row(mode, layout, size) for size in WRITES for mode in MODES for layout in LAYOUTS]
+    stepped = [mode for mode in MODES if mode in PER_TOKEN_HEAD_BITS]
+    rows += [write_row(m, "per-layer", (65_536, 8, 128), step) for m in stepped for step in STEPS]
+    rows += [cell_row(*cell, order) for cell in CELLS for order in ("in order", "gathered")]
+    for mode in MODES:
+        for layout in LAYOUTS:
+            rows += decode_rows(
+                mode, layout, range(1, 9) if (mode, layout) == ("fp8_per_token_head", "per-layer") else ()
+            )
+    rows += [prefill_row(mode, "per-layer") for mode in MODES]
+    rows += [row for layout in LAYOUTS for row in offload_rows(layout)]
+    for row in rows:
+        row["GB/s"] = row["bytes"] / row["us"] / 1e3
+        row["share"] = row["GB/s"] / limits.get(row["kernel"], limits["copy"])
+    versions = {name: importlib.metadata.version(name) for name in ("torch", "triton")}
+    return {
+        "machine": torch.cuda.get_device_name(),
+        "date": datetime.date.today().isoformat(),
+        "script": "benchmarks/kernels.py",
+        "versions": versions,
+        "ceilings": limits,
+        "rows": rows,
+    }
+
+
+def table(result: dict) -> str:
+    """The result for a terminal."""
+    lines = ["{machine}, {date}: copy {copy:,.0f} GB/s, to host {to host:.1f}, from host {from host:.1f}; a launch "
+             "{launch:.1f} us".format(**result, **result["ceilings"])]  # fmt: skip
+    for row in result["rows"]:
+        sizes = {k: row[k] for k in ("S", "T", "H", "D", "blocks", "layers", "data", "stride", "splits") if k in row}
+        words = [row[name] for name in ("mode", "layout", "step", "order") if name in row]
+        if "gathered" in row:
+            words.append("gathered" if row["gathered"] else "piece by piece")
+        if not row.get("inline", True):
+            words.append("scales apart")
+        lines.append(
+            f"{row['kernel']:16s} {', '.join(words):70s} {' '.join(f'{k}={v:,}' for k, v in sizes.items()):31s} "
+            f"{row['us']:10,.1f} us {row['GB/s']:8,.0f} GB/s {row['share']:6.1%}"
+        )
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, help="where the JSON goes; default: after the table")
+    parser.add_argument("--plot", type=Path, help="where a roofline goes, .svg or .png")
+    options = parser.parse_args()
+    if DEVICE.type != "cuda":
+        print("benchmarks/kernels.py: no NVIDIA GPU here, and the interpreter has no memory's limit.", file=sys.stderr)
+        return 2
+    result = measure()
+    print(table(result))
+    text = json.dumps(result, indent=1) + "\n"
+    if options.out:
+        options.out.write_text(text, encoding="utf-8")
+    else:
+        print(text)
+    if options.plot:
+        save(roofline(result), options.plot)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

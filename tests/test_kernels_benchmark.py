@@ -1,0 +1,99 @@
+"""The benchmark of the kernels, in the small: what its rows count, that what it times is right, what was recorded."""
+
+import sys
+
+import pytest
+import torch
+
+from kvviz.memory.spec import MODES
+from kvviz.show.roofline import roofline
+from tests.test_benchmarks import recorded, script
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    """The benchmark of the kernels, small, and with a clock that calls everything once and says 2 microseconds."""
+    module = script("kernels")
+
+    def once(calls):
+        for call in calls:
+            call()
+        return 2.0
+
+    monkeypatch.setattr(module, "microseconds", once)
+    monkeypatch.setattr(module, "timed", lambda call: once([call]))
+    small = {"NUM_SEQS": 2, "CONTEXT": 48, "NUM_QUERY_HEADS": 4, "NUM_HEADS": 2, "HEAD_SIZE": 64, "NUM_CELLS": 64}
+    for name, value in small.items():
+        monkeypatch.setattr(module, name, value)
+    return module
+
+
+@pytest.mark.parametrize("layout", ["per-layer", "cross-layer"])
+def test_rows_of_the_kernels_count_the_useful_bytes(kernels, layout):
+    mode = "int8_per_token_head"
+    row = kernels.write_row(mode, layout, (32, 2, 64))
+    assert row["bytes"] == 2 * 32 * 2 * (128 + 68) + 8 * 32
+    assert [kernels.write_row(mode, layout, (32, 2, 64), step)["bytes"] for step in kernels.STEPS] == [row["bytes"]] * 5
+    row, *others = kernels.decode_rows(mode, layout, (1, 3))
+    assert row["bytes"] == 2 * 48 * 2 * 2 * 68
+    assert [(other["splits"], other["bytes"]) for other in others] == [(1, row["bytes"]), (3, row["bytes"])]
+    row = kernels.prefill_row(mode, layout, 2, 16)
+    assert row["bytes"] == 2 * 16 * (2 * 2 * 68 + 4 * 64 * 6)
+    assert row["flop"] == 4 * 2 * 4 * 64 * (16 * 17 // 2)
+    rows = kernels.offload_rows(layout)
+    assert {(row["kernel"], row["gathered"]) for row in rows} == {
+        (way, gathered) for way in ("to host", "from host") for gathered in (True, False)
+    }
+    assert {row["bytes"] for row in rows} == {32 * 28 * 16 * 8 * 2 * 132}
+
+
+@pytest.mark.parametrize("order", ["in order", "gathered"])
+def test_cells_are_read_whole_with_their_scales(kernels, order):
+    for data, stride, inline in kernels.CELLS:
+        assert stride >= data + 4 * inline
+        assert kernels.cell_row(data, stride, inline, order)["bytes"] == 64 * (data + 4)
+
+
+def test_a_transfer_by_the_benchmark_moves_the_blocks(kernels, monkeypatch):
+    """What it times is right: out, then back into a cleared cache, leaves the bytes that were there."""
+    kept, calls = [], []
+    allocate = kernels.allocate
+    monkeypatch.setattr(kernels, "allocate", lambda *given: kept.append(allocate(*given)) or kept[-1])
+    monkeypatch.setattr(kernels, "timed", lambda call: calls.append(call) or 2.0)
+    kernels.offload_rows("per-layer")
+    before = [storage.clone() for storage in kept[0].storages]
+    for out, back in (calls[:2], calls[2:]):
+        out()
+        for storage in kept[0].storages:
+            storage.zero_()
+        back()
+        there = [now == was for now, was in zip(kept[0].storages, before, strict=True)]
+        rows = torch.stack(there).view(28, 128, -1).all(-1)
+        assert int(rows.all(0).sum()) == 32
+        for storage, was in zip(kept[0].storages, before, strict=True):
+            storage.copy_(was)
+
+
+def test_recorded_kernels_come_from_the_script():
+    kernels, found = script("kernels"), recorded("kernels")
+    limits, rows = found["ceilings"], found["rows"]
+    assert found["script"] == "benchmarks/kernels.py" and found["versions"].keys() == {"torch", "triton"}
+    for row in rows:
+        assert row["GB/s"] == pytest.approx(row["bytes"] / row["us"] / 1e3)
+        assert row["share"] == pytest.approx(row["GB/s"] / limits.get(row["kernel"], limits["copy"]))
+    writes = {(row["mode"], row["layout"], row["T"], row["H"], row["D"]) for row in rows if row["kernel"] == "write"}
+    assert writes == {(mode, name, *size) for mode in MODES for name in kernels.LAYOUTS for size in kernels.WRITES}
+    assert {row["step"] for row in rows if row["kernel"] == "write step"} == set(kernels.STEPS)
+    assert {row["kernel"] for row in rows} == {
+        "write", "write step", "read cells", "decode attention", "decode splits", "prefill", "to host", "from host"
+    }  # fmt: skip
+    assert len(kernels.table(found).splitlines()) == len(rows) + 1
+    words = roofline(found).alt_text
+    assert f"{limits['copy']:,.0f} GB/s" in words and found["machine"] in words
+
+
+def test_without_a_gpu_the_kernels_are_not_measured(kernels, monkeypatch, capsys):
+    monkeypatch.setattr(kernels, "DEVICE", torch.device("cpu"))
+    monkeypatch.setattr(sys, "argv", ["kernels.py"])
+    assert kernels.main() == 2
+    assert "no NVIDIA GPU here" in capsys.readouterr().err
