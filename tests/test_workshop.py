@@ -110,8 +110,8 @@ SLIPS = {
         ("offset = 49", "exit status 1: "),
     ],
     "10.1": [
-        ("return num_seqs * context * num_heads * cell_bytes", "bfloat16: 1,073,741,824 bytes are fewer than its cells"),
-        ("return 2 * num_seqs * context * 32 * cell_bytes", "bfloat16: 8,589,934,592 bytes are more than its cells have"),
+        ("return num_seqs * context * num_heads * cell_bytes", "bfloat16: 1,073,741,824 bytes are fewer than"),
+        ("return 2 * num_seqs * context * 32 * cell_bytes", "bfloat16: 8,589,934,592 bytes are more than"),
         ("return 2 * num_seqs * context * num_heads * 256", "fp8: 2,147,483,648 bytes are more than"),
     ],
     "10.2": [
