@@ -19,6 +19,7 @@ import datetime
 import importlib.metadata
 import json
 import math
+import re
 import statistics
 import sys
 from collections.abc import Callable, Sequence
@@ -146,8 +147,9 @@ def compiled(kernel: triton.JITFunction) -> dict[str, int]:
     if INTERPRETED:
         return {}
     made = list(kernel.device_caches[torch.cuda.current_device()][0].values())[-1]
-    lines = (line.strip() for line in made.asm["ptx"].splitlines())
-    return {"registers": made.n_regs, "instructions": sum(line[:1].isalpha() and line.endswith(";") for line in lines)}
+    parts = re.split("[;{}]", re.sub("//.*", "", made.asm["ptx"]))
+    asked = [part for part in parts if re.match(r"(@!?%p\d+\s+)?[a-z]", part.strip())]
+    return {"registers": made.n_regs, "instructions": len(asked)}
 
 
 @triton.jit

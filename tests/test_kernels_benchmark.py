@@ -92,6 +92,13 @@ def test_recorded_kernels_come_from_the_script():
     assert f"{limits['copy']:,.0f} GB/s" in words and found["machine"] in words
 
 
+def test_a_roofline_is_labelled_in_plain_numbers():
+    """Sheets parse no mathematics, so powers of ten would show as their source."""
+    (ax,) = roofline(recorded("kernels")).axes
+    labels = [label.get_text() for axis in (ax.xaxis, ax.yaxis) for label in axis.get_ticklabels()]
+    assert {"1", "100", "1,000"} <= set(labels) and not any("$" in label for label in labels)
+
+
 def test_without_a_gpu_the_kernels_are_not_measured(kernels, monkeypatch, capsys):
     monkeypatch.setattr(kernels, "DEVICE", torch.device("cpu"))
     monkeypatch.setattr(sys, "argv", ["kernels.py"])

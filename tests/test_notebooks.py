@@ -58,6 +58,7 @@ def test_the_notebooks_are_here():
         "07_the_fast_path_regained",
         "08_the_transfer_width",
         "09_the_case_book",
+        "10_how_fast_can_a_scale_be_written",
         "11_the_challenge",
     ]
 

@@ -109,6 +109,17 @@ SLIPS = {
         ("offset = 192", "exit status 1: "),
         ("offset = 49", "exit status 1: "),
     ],
+    "10.1": [
+        ("return num_seqs * context * num_heads * cell_bytes", "bfloat16: 1,073,741,824 bytes are fewer than"),
+        ("return 2 * num_seqs * context * 32 * cell_bytes", "bfloat16: 8,589,934,592 bytes are more than"),
+        ("return 2 * num_seqs * context * num_heads * 256", "fp8: 2,147,483,648 bytes are more than"),
+    ],
+    "10.2": [
+        ("return 8", "64 sequences, 8 heads: 8 splits are 4,096 programs, turns: 3, each of 1/8 of the context"),
+        ("return 6", "64 sequences, 8 heads: 6 splits are 3,072 programs, turns: 2; good, but there are fewer"),
+        ("return 3", "48 sequences, 8 heads: 3 splits are 1,152 programs, turns: 1, each of 1/3 of the context"),
+        ("return FITS // (num_seqs * num_heads) * 4", "64 sequences, 8 heads: 12 is no number from 1 to 8"),
+    ],
 }
 """For each exercise likely slips, and what its check says of them."""
 
@@ -125,6 +136,8 @@ ANSWERS = {
     "07.1": ("+ data_bytes", "size == 1"),
     "08.1": ("3456",),
     "09.1": ("192 //", "= 48"),
+    "10.1": ("1,107,296,256", "570,425,344", "2 *"),
+    "10.2": ("fits", "4 splits", "2 splits"),
 }
 """What a check must not print."""
 
