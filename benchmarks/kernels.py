@@ -58,7 +58,7 @@ CELLS = (
 )  # fmt: skip
 """Bytes of data, bytes from one cell to the next, and whether the scale follows the data."""
 NUM_CELLS = 1 << 20
-TRANSFERS = 4
+TRANSFERS = 16
 """That many are timed together: the launches of one run while the copies of another do."""
 NUM_SEQS, CONTEXT, NUM_QUERY_HEADS, NUM_HEADS, HEAD_SIZE = 64, 8_192, 32, 8, 128
 LAUNCHES, REPLAYS = (16, 64), 25

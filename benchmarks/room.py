@@ -1,10 +1,11 @@
 """A room of learners on one machine: python benchmarks/room.py [--kernels 30] [NOTEBOOK]
 
-Starts N kernels at once, each with a notebook (default: 03) that is executed from top to bottom by a process of its
-own, and prints for each the seconds from its start until its first code cell was done and until all were, and "ok" or
-its error; beside "ok" stands the first line that the notebook wrote to stderr, so that a fallback is seen. Then the
-peak of GPU memory, contexts included (nvidia-smi, every second), and of host memory (every five seconds; a page that
-processes share counts once). Exit status 1 if one fails. Ctrl-C leaves no process.
+Starts N kernels at the same moment, each with a notebook (default: 03) that is executed from top to bottom by a
+process of its own (which is ready by then, as a Jupyter server would be), and prints for each the seconds from there
+until its first code cell was done and until all were, and "ok" or its error; beside "ok" stands the first line that
+the notebook wrote to stderr, so that a fallback is seen. Then the peak of GPU memory, contexts included (nvidia-smi,
+every second), and of host memory (every five seconds; a page that processes share counts once). Exit status 1 if one
+fails. Ctrl-C leaves no process.
 
 All kernels use one new Triton cache. That is a room's worst case: nothing is compiled before, all compile the same
 kernels at the same time, and all write to one folder. --triton-cache takes a folder that is kept, so that a second
@@ -12,6 +13,7 @@ run shows a room that came prepared. Needs psutil; nvidia-smi where there is a G
 """
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
@@ -40,7 +42,8 @@ class Seat:
     """One learner: the process that executes a notebook, and what it said until now.
 
     Attributes:
-        first, total: seconds from its start until the first code cell was done, and until the process ended.
+        first, total: seconds from ``start``, the moment at which all kernels start, until the first code cell was
+            done, and until the process ended.
         done: code cells that are done.
         said: "ok", or the error; None if it ended without a word.
     """
@@ -52,6 +55,12 @@ class Seat:
     done: int = 0
     said: str | None = None
     aside: str = ""
+
+    def begin(self) -> None:
+        """Let its kernel start."""
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.write("\n")
+            self.process.stdin.flush()
 
     def follow(self) -> None:
         """Read what the process tells, until it ends."""
@@ -88,6 +97,8 @@ def one(path: Path, cell_timeout_s: int) -> None:
             tell(done=number)
 
     notebook = read(path)
+    tell(ready=True)
+    sys.stdin.readline()
     if notebook.problem:
         return tell(said=f"{path} {notebook.problem}")
     node, failure = execute(notebook, watch, cell_timeout_s)
@@ -109,8 +120,15 @@ def seated(kernels: int, path: Path, seconds: int, private: str, triton_cache: s
     seats = []
     try:
         for _ in range(kernels):  # sessions of their own: Ctrl-C reaches this process alone, and it ends them
-            process = subprocess.Popen(command, env=inside, stdout=subprocess.PIPE, text=True, start_new_session=True)
+            process = subprocess.Popen(
+                command, env=inside, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+            )
             seats.append(Seat(process, time.monotonic()))
+        for seat in seats:
+            seat.process.stdout.readline()  # it is ready, or has ended
+        for seat in seats:
+            seat.start = time.monotonic()
+            seat.begin()
     except BaseException:
         emptied(seats)
         raise
