@@ -127,7 +127,7 @@ def test_the_readme_states_what_was_recorded():
         for layout, cell in zip(("per-layer", "cross-layer"), told, strict=True):
             (row,) = (
                 row for row in found["rows"]
-                if (row["kernel"], row["mode"], row.get("T"), row.get("H"), row.get("D")) == kernels[name]
+                if (row["kernel"], row.get("mode"), row.get("T"), row.get("H"), row.get("D")) == kernels[name]
                 and row["layout"] == layout and row.get("order", "random") == "random"
             )  # fmt: skip
             assert cell == f"{row['us']:.0f} µs, {row['share']:.0%}"
