@@ -36,6 +36,28 @@ def test_equal_pages_equal_archives(tmp_path, capsys):
     assert [path.name for path in first.parent.iterdir()] == ["course.zip"]
 
 
+def test_pages_of_several_runs_are_one_course(tmp_path):
+    course(tmp_path)
+    write(tmp_path, "02_b", new_markdown_cell('# B\'s "<&>" title'), "1")
+    assert main(tmp_path, tmp_path / "whole") == 0
+    for only in ("03", "01", "02"):
+        assert main(tmp_path, tmp_path / "parts", [only]) == 0
+    for name in ("01_a.html", "02_b.html", "03_c.html"):
+        assert (tmp_path / "parts" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    (tmp_path / "02_b.ipynb").write_text("{")
+    assert main(tmp_path, tmp_path / "parts", ["02"]) == 1
+    assert 'href="03_c.html" rel="next"' in (tmp_path / "parts" / "01_a.html").read_text(encoding="utf-8")
+
+
+def test_an_earlier_page_that_is_no_text_stays_and_is_named(tmp_path, capsys):
+    course(tmp_path)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "02_b.html").write_bytes(b"\xff")
+    assert main(tmp_path, tmp_path / "out", ["01"]) == 0
+    assert "02_b.html keeps its links to other pages" in capsys.readouterr().err
+    assert (tmp_path / "out" / "02_b.html").read_bytes() == b"\xff"
+
+
 def test_a_bad_name_is_told_before_anything_runs(tmp_path, capsys):
     course(tmp_path)
     (tmp_path / "folder.zip").mkdir()

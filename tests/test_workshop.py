@@ -3,6 +3,7 @@
 import ast
 import os
 import re
+import shutil
 import symtable
 import textwrap
 from pathlib import Path
@@ -252,6 +253,43 @@ def test_every_notebook_has_exercises_by_number_with_hints(path):
 
 
 @EVERY
+def test_nothing_but_exercises_rests_on_an_exercise(path):
+    """So that whoever leaves a hole open loses nothing that comes after it."""
+    assert not leaning(nbformat.read(path, 4).cells, by_solution(path)), path.name
+
+
+def leaning(cells: list, exercises: list[tuple[int, int]]) -> list[int]:
+    """Code cells outside exercises that read what an exercise before them binds or changes."""
+    own = {at for pair in exercises for at in range(pair[0], pair[1] + 1)}
+    unsure, found = set(), []
+    for at, cell in enumerate(cells):
+        if cell.cell_type == "code":
+            bound, changed, mentioned = names(cell.source)
+            found += [at] if at not in own and (mentioned | changed) & unsure else []
+            unsure = unsure | bound | changed if at in own else unsure - bound
+    return found
+
+
+def test_a_cell_that_rests_on_an_exercise_is_found():
+    sources = ["x = 1", "def f(): return 2", "y = f()\nd[0] = y", "print(x)", "f()", "y = 3", "print(y)", "print(d)"]
+    assert leaning([new_code_cell(source) for source in sources], [(1, 2)]) == [4, 7]
+
+
+@pytest.mark.notebook
+@pytest.mark.parametrize("path", EXERCISES[:3] + EXERCISES[-1:], ids=lambda path: path.stem[:2])
+def test_participants_copies_run_to_the_end_and_only_checks_fail(path, tmp_path):
+    node = participants(read(path).node)
+    shutil.copytree(FOLDER, tmp_path / "here")
+    executed, failure = execute(Notebook(tmp_path / "here" / path.name, node, "x"), lambda *cell: None, 120)
+    assert failure is None
+    code = [cell for cell in executed.cells if cell.cell_type == "code"]
+    said = [output.evalue for cell in code for output in cell.outputs if output.output_type == "error"]
+    numbers = [line.partition(" is not solved yet: ")[0].rpartition(".")[2] for line in said]
+    assert numbers == [str(number) for number in range(1, len(by_solution(path)) + 1)]
+    assert all(cell.execution_count for cell in code)
+
+
+@EVERY
 def test_solutions_are_in_one_copy_only(path):
     """Not in the participants': neither the code nor what is told of it."""
     node = read(path).node
@@ -270,11 +308,8 @@ def test_the_challenge_is_one_for_all():
     (path,) = set(NOTEBOOKS) - set(EXERCISES)
     node = read(path).node
     assert participants(node) == instructor(node) == node
-    given = [
-        c.source
-        for c in node.cells
-        if c.cell_type == "code" and re.match(r"\w+ = answer\((easy|full|fresh)\[", c.source)
-    ]
+    code = [cell.source for cell in node.cells if cell.cell_type == "code"]
+    given = [source for source in code if re.match(r"\w+ = answer\((easy|full|fresh)\[", source)]
     assert len(given) == 13 and all("kind=None, first_byte=None, fix=None" in source for source in given)
 
 

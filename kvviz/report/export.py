@@ -18,7 +18,7 @@ from nbformat import NotebookNode
 
 from kvviz.report.archive import check_archive, write_archive
 from kvviz.report.notebook import Failure, Notebook, execute, read
-from kvviz.report.page import CUSTOMARY, Entry, Frame, Link, render_index, render_page
+from kvviz.report.page import CUSTOMARY, Entry, Frame, Link, relink, render_index, render_page
 from kvviz.report.paths import shortener, write_whole
 
 CELL_TIMEOUT_S = 900
@@ -179,7 +179,7 @@ def _run_all(
     progress: Progress,
     cell_timeout_s: int,
 ) -> dict[str, Run]:
-    """Run and write one after the other; a page is written again if the page that follows it never came."""
+    """Run and write one after the other; at the end every page, of earlier runs too, leads to those that are there."""
     runs: dict[str, Run] = {}
     promised: dict[str, Neighbours] = {}
     for notebook in chosen:
@@ -193,7 +193,20 @@ def _run_all(
         links = _neighbours(run.notebook, everything, standing)
         if run.executed is not None and links != promised[name]:
             _write(out / run.notebook.page, render_page(run.executed, run.notebook.title, frame, *links))
+    for notebook in everything:
+        if notebook.name in standing and notebook.name not in runs:
+            _relink(out / notebook.page, _neighbours(notebook, everything, standing))
     return runs
+
+
+def _relink(page: Path, links: Neighbours) -> None:
+    """Tie a page of an earlier run to the pages that are there now; one that cannot be changed stays as it is."""
+    try:
+        old = page.read_text(encoding="utf-8")
+        if (new := relink(old, *links)) != old:
+            _write(page, new)
+    except (OSError, UnicodeDecodeError) as error:
+        print(f"report: {page} keeps its links to other pages ({error})", file=sys.stderr)
 
 
 def _has_page(notebook: Notebook, out: Path) -> bool:

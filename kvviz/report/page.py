@@ -34,6 +34,9 @@ _LEADING_AWAY = re.compile(r"<(?:meta|base)(?=[\s/>\x00])[^>]*>?", re.IGNORECASE
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]{6,}(?=>)")
 
 
+_STEPS = re.compile(r'<nav aria-label="([^"]*)" class="kvr-steps">.*?</nav>', re.DOTALL)
+
+
 @dataclass(frozen=True)
 class Link:
     """A page by file name (relative to the page that links to it) and title."""
@@ -110,6 +113,17 @@ def render_page(executed: NotebookNode, title: str, frame: Frame, before: Link |
     around = {"before": before, "after": after, "headings": prose.headings, "facts": facts, "date": frame.date}
     body, _ = _exporter().from_notebook_node(notebook, resources={"inlining": {"css": []}, "kvviz": around})
     return body
+
+
+def relink(page: str, before: Link | None, after: Link | None) -> str:
+    """Return ``page``, as :func:`render_page` made it at some time, with links to other neighbours; else unchanged."""
+    parts = Environment(loader=FileSystemLoader(TEMPLATE)).get_template("parts.html.j2").module
+    return _STEPS.sub(lambda found: _quotes(str(parts.steps(before, after, found[1]))), page)
+
+
+def _quotes(html: str) -> str:
+    """Quotes in text as nbconvert leaves them; addresses have none."""
+    return html.replace("&#39;", "'").replace("&#34;", '"')
 
 
 def render_index(entries: Sequence[Entry], frame: Frame, total: str, together: str) -> str:
