@@ -39,8 +39,8 @@ def roofline(result: Mapping) -> Sheet:
         ax.plot([least, knee, most], [least / launch / 1e3, limit, limit], color=INK, linewidth=1.5)
         ax.annotate(f"copy: {limit:,.0f} GB/s", (most, limit), (-4, 4), fontsize=BODY, ha="right",
                     textcoords="offset points")  # fmt: skip
-        ax.annotate(f"{launch:.1f} µs a launch", (knee / 2, limit / 2), (7, -9), fontsize=BODY,
-                    textcoords="offset points")  # fmt: skip
+        ax.annotate(f"{launch:.1f} µs a launch", (knee * 0.75, limit * 0.75), (-7, -2), fontsize=BODY,
+                    ha="right", textcoords="offset points")  # fmt: skip
         for hue, mode in zip(HUES, modes, strict=False):
             for kernel, marker in MARKERS.items():
                 found = [row for row in rows if (row["mode"], row["kernel"]) == (mode, kernel)]
@@ -55,8 +55,6 @@ def roofline(result: Mapping) -> Sheet:
         ax.set_ylabel("GB/s", fontsize=BODY)
         ax.set_title(f"{result['machine']}, {result['date']}", fontsize=BODY, loc="left")
         ax.tick_params(labelsize=SMALL)
-        ax.xaxis.set_major_formatter(lambda value, _: f"{value / 1e6:,.0f} MB")
-        ax.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
         ax.grid(which="major", alpha=0.3)
         keys = [Line2D([], [], color=hue, linewidth=3, label=mode) for hue, mode in zip(HUES, modes, strict=False)]
         keys += [Line2D([], [], color=GREY, marker=m, linestyle="", label=name) for name, m in MARKERS.items()]
