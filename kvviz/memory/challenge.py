@@ -35,8 +35,8 @@ FIRST_BYTE = {
     "collision": "the lowest byte that two views share",
     "misplaced": ELSEWHERE,
     "permuted": ELSEWHERE,
-    "out_of_bounds": "the lowest byte behind the storage that a view claims",
-    "truncated": "the lowest byte of the content that is not moved",
+    "out_of_bounds": "the lowest byte behind the end of the storage that a view claims",
+    "truncated": "the lowest data byte that is not moved",
     "oversized": "the lowest byte that is taken of another block",
     "self_overlap": "the lowest byte that two elements of one view share",
     "unaligned": "the start of the lowest row that misses the boundary",
@@ -59,6 +59,9 @@ FIXES = {
 }
 """What can be done about a file. Each changes one property, and mends the files that are wrong in that one alone."""
 
+EITHER = ("count", "storage")
+"""Where blocks and storage do not match, nothing in a file says which of the two is true: both are right then."""
+
 
 @dataclass(frozen=True)
 class Case:
@@ -74,12 +77,17 @@ class Case:
     number: int
     file: ViewsFile = field(repr=False)
 
+    @property
+    def name(self) -> str:
+        """What a person calls it."""
+        return f"unknown {self.number} of the {self.level} set, seed {self.seed}"
+
 
 @dataclass(frozen=True)
 class Verdict:
     """What an answer is worth. ``wrong`` names the parts that are wrong or missing; ``str`` says it in a sentence."""
 
-    number: int
+    name: str
     wrong: tuple[str, ...]
     missing: tuple[str, ...] = ()
 
@@ -94,7 +102,7 @@ class Verdict:
         told = [f"{_listed(right)} right"] if right else []
         told += [f"{_listed(failed)} wrong"] if failed else []
         told += [f"{_listed(self.missing)} not given yet"] if self.missing else []
-        return f"unknown {self.number}: {', '.join(told)}{': solved' if self.solved else ''}"
+        return f"{self.name}: {', '.join(told)}{': solved' if self.solved else ''}"
 
 
 def challenge(seed: int, level: str = "easy") -> tuple[Case, ...]:
@@ -127,16 +135,18 @@ def check(case: Case, *, kind: str | None = None, first_byte: int | None = None,
     if first_byte is not None and (isinstance(first_byte, bool) or not isinstance(first_byte, int)):
         raise ValueError(f"first_byte must be an integer or None, not {first_byte!r}")
     if kind is None and first_byte is None and fix is None:
-        return Verdict(case.number, PARTS, PARTS)
+        return Verdict(case.name, PARTS, PARTS)
     result = case.file.audit()
     found = {finding.kind for finding in result.findings} or {CLEAN}
+    fixes = EITHER if fix in EITHER else (fix,) if fix else ()
     right = {
         "kind": found == {kind},
         "first byte": first_byte == _first_byte(result),
-        "fix": fix is not None and (fix == "nothing" if result.clean else mended(case, fix).audit().clean),
+        "fix": fix == "nothing" if result.clean else any(mended(case, one).audit().clean for one in fixes),
     }
-    missing = tuple(name for name, given in (("kind", kind), ("fix", fix)) if given is None)
-    return Verdict(case.number, tuple(part for part, good in right.items() if not good), missing)
+    wrong = tuple(part for part, good in right.items() if not good)
+    given = dict(zip(PARTS, (kind, first_byte, fix), strict=True))
+    return Verdict(case.name, wrong, tuple(part for part in wrong if given[part] is None))
 
 
 def mended(case: Case, fix: str) -> ViewsFile:

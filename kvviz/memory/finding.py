@@ -5,7 +5,7 @@ from dataclasses import dataclass
 KINDS = {
     "collision": "two claims on the same byte that must not share it",
     "misplaced": "an index maps to another byte than its rightful map says",
-    "permuted": "the same bytes under another index map: right while all who move or read parts agree",
+    "permuted": "a view's own set of bytes under another index map: right while all who move or read parts agree",
     "out_of_bounds": "reaches past its storage",
     "truncated": "does not cover all of its content",
     "oversized": "covers bytes that belong to somebody else, or to nobody at all",

@@ -173,7 +173,7 @@ class TestCheck:
             ({"kind": "misplaced"}, "first byte and fix are right, kind is wrong"),
             ({"first_byte": 1}, "kind and fix are right, first byte is wrong"),
             ({"fix": "length"}, "kind and first byte are right, fix is wrong"),
-            ({"kind": "misplaced", "first_byte": None}, "fix is right, kind and first byte are wrong"),
+            ({"kind": "misplaced", "first_byte": None}, "fix is right, kind is wrong, first byte is not given yet"),
             ({"kind": CLEAN, "first_byte": 1, "fix": "nothing"}, "kind, first byte and fix are wrong"),
             ({"fix": None}, "kind and first byte are right, fix is not given yet"),
         ],
@@ -181,12 +181,25 @@ class TestCheck:
     def test_a_sentence_names_what_is_wrong_and_nothing_that_is_right(self, case, wrong, told):
         right = answer(case)
         verdict = check(case, **right | wrong)
-        assert str(verdict) == f"unknown {case.number}: {told}" and not verdict.solved
+        assert case.name == f"unknown {case.number} of the easy set, seed 0"
+        assert str(verdict) == f"{case.name}: {told}" and not verdict.solved
         for part in wrong:
             assert repr(right[part]) not in str(verdict) and f" {right[part]}" not in str(verdict)
 
+    def test_blocks_and_storage_that_do_not_match_have_two_remedies(self):
+        fixes = []
+        for seed in range(12):
+            (case,) = (case for case in drawn("easy", seed) if kind_of(case) == "out_of_bounds")
+            fixes.append((fix_of(case), [name for name in FIXES if "fix" not in check(case, fix=name).wrong]))
+        assert {right for right, _ in fixes} >= {"count", "storage"}
+        for right, accepted in fixes:
+            assert accepted == (["count", "storage"] if right in ("count", "storage") else [right])
+
     def test_no_answer_is_no_failure(self, case):
-        assert str(check(case)) == f"unknown {case.number}: kind, first byte and fix are not given yet"
+        assert (
+            str(check(case))
+            == f"unknown {case.number} of the easy set, seed 0: kind, first byte and fix are not given yet"
+        )
 
     def test_clean_is_clean_only_where_it_is(self):
         (case,) = (case for case in drawn("full", 0) if kind_of(case) == CLEAN)
