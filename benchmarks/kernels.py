@@ -138,15 +138,17 @@ def write_row(mode: str, layout: str, size: tuple[int, int, int], step: str = ""
         for layer, scales in enumerate(scale_views(cache))
     ]
     kernel = {"kernel": "write step", "step": step} if step else {"kernel": "write", "order": order}
+    if step and not INTERPRETED:
+        _write_kernel.device_caches.clear()  # what is there afterwards is this step's
     row = kernel | dict(zip("THD", size, strict=True)) | _row(mode, layout, moved, calls)
     return row | compiled(_write_kernel) if step else row
 
 
 def compiled(kernel: triton.JITFunction) -> dict[str, int]:
-    """Instructions of the kernel that was launched last, in PTX, and registers, both of a thread."""
+    """Instructions of the one kernel that was launched, in PTX, and registers, both of a thread."""
     if INTERPRETED:
         return {}
-    made = list(kernel.device_caches[torch.cuda.current_device()][0].values())[-1]
+    (made,) = kernel.device_caches[torch.cuda.current_device()][0].values()
     parts = re.split("[;{}]", re.sub("//.*", "", made.asm["ptx"]))
     asked = [part for part in parts if re.match(r"(@!?%p\d+\s+)?[a-z]", part.strip())]
     return {"registers": made.n_regs, "instructions": len(asked)}

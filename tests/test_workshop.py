@@ -1,6 +1,8 @@
 """Exercises: solutions pass their checks, holes and likely slips do not, and each copy holds what it should."""
 
 import ast
+import inspect
+import linecache
 import os
 import re
 import shutil
@@ -192,7 +194,7 @@ class Attempt:
     """Runs cells of a notebook in this process; what they display is rendered, as Jupyter would."""
 
     def __init__(self) -> None:
-        self.space = {"__name__": "__main__", "display": self.display}
+        self.space, self.cells = {"__name__": "__main__", "display": self.display}, 0
 
     def display(self, *things) -> None:
         for thing in things:
@@ -200,7 +202,10 @@ class Attempt:
 
     def run(self, *sources: str) -> None:
         for source in sources:
-            exec(compile(source, "cell", "exec"), self.space)
+            self.cells += 1
+            name = f"<cell {self.cells} of {id(self)}>"
+            linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)  # Triton reads it
+            exec(compile(source, name, "exec"), self.space)
 
     def said(self, *sources: str) -> str:
         """What the last source raises."""
@@ -208,6 +213,13 @@ class Attempt:
         with pytest.raises((AssertionError, ValueError)) as raised:
             self.run(sources[-1])
         return str(raised.value)
+
+
+def test_kernels_in_cells_have_a_source():
+    """A GPU's compiler reads it from where Python keeps the text of cells."""
+    attempt = Attempt()
+    attempt.run("one = 1", "def two():\n    return one + 1\n")
+    assert inspect.getsource(attempt.space["two"]) == "def two():\n    return one + 1\n"
 
 
 def with_model(path: Path):
