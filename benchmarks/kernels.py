@@ -269,10 +269,10 @@ def offload_rows(layout: str) -> list[dict]:
 
     def gathered(to_host: bool) -> None:
         if to_host:
-            gatherer.gather(blocks, stage)
+            gatherer.gather(blocks, stage, blocks_checked=True)
         (host if to_host else stage).copy_(stage if to_host else host, non_blocking=True)
         if not to_host:
-            gatherer.scatter(blocks, stage)
+            gatherer.scatter(blocks, stage, blocks_checked=True)
 
     rows = []
     for way, name in ((gathered, True), (piece_by_piece, False)):

@@ -161,7 +161,7 @@ def paged_attention(
     group = query.shape[1] // num_heads
     queries, heads, tile = _program_size(query.is_cuda, max_query_len, group, num_heads, head_size, max_seq_len)
     scaled = kv_cache_dtype in PER_TOKEN_HEAD_BITS
-    with launching():
+    with launching(query.device):
         _attention_kernel[(len(seq_lens), triton.cdiv(max_query_len, queries), triton.cdiv(num_heads, heads))](
             query, k_cells, v_cells,
             k_scale_cache if scaled else k_cells, v_scale_cache if scaled else v_cells, out,

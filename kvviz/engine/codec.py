@@ -9,7 +9,7 @@ launch on sm_89 and later (:func:`speaks_ptx`), ``INTERPRETED`` in the interpret
 """
 
 import threading
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import lru_cache
 
 import torch
@@ -41,9 +41,12 @@ _INTERPRETER_LOCK = threading.Lock()
 
 
 @contextmanager
-def launching():
-    """Around each launch: the interpreter keeps a program's place in globals, so only one kernel may run in it."""
-    with _INTERPRETER_LOCK if MODE == "interpreter" else nullcontext():
+def launching(device: torch.device):
+    """Around each launch: on the tensors' own GPU, whichever is the current one.
+
+    The interpreter keeps a program's place in globals, so only one kernel may run in it.
+    """
+    with _INTERPRETER_LOCK if MODE == "interpreter" else torch.cuda.device(device):
         yield
 
 
@@ -233,7 +236,7 @@ def codes_of(
 ):  # fmt: skip
     """The code bytes of rows: (REP, ROWS, WIDE), or half as wide for int4; 0 in rows that are not finite."""
     if PTX:
-        keep = tl.where(good, -1, 0)[None, :, None]
+        keep = tl.where(good, -1, 0).to(tl.int8)[None, :, None]
         if MODE == "int8_per_token_head":
             return ptx.int8_codes(x, inverse[None, :, None], keep)
         elif MODE == "fp8_per_token_head":

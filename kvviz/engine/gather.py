@@ -77,19 +77,22 @@ class BlockGatherer:
         self._rows, self._longest = rows.to(storages[0].device), int(rows[..., 2].max())
         self._unit = math.gcd(16, base, block_bytes, *rows.unique().tolist())
 
-    def gather(self, blocks: torch.Tensor, stage: torch.Tensor) -> None:
+    def gather(self, blocks: torch.Tensor, stage: torch.Tensor, *, blocks_checked: bool = False) -> None:
         """Copy blocks, int64 ``(n,)``, into ``stage``, uint8 ``(n or more, block_bytes)``; both on the cache's device.
 
+        Args:
+            blocks_checked: the caller vouches that all are blocks of the cache. Looking at them waits for the GPU.
+
         Raises:
-            ValueError: another shape, dtype or device.
+            ValueError: another shape, dtype or device, or a block that the cache does not have.
         """
-        self._move(blocks, stage, to_stage=True)
+        self._move(blocks, stage, blocks_checked, to_stage=True)
 
-    def scatter(self, blocks: torch.Tensor, stage: torch.Tensor) -> None:
-        """Copy gathered blocks out of ``stage`` to where they lie in the cache."""
-        self._move(blocks, stage, to_stage=False)
+    def scatter(self, blocks: torch.Tensor, stage: torch.Tensor, *, blocks_checked: bool = False) -> None:
+        """Copy gathered blocks out of ``stage`` to where they lie in the cache; else as :meth:`gather`."""
+        self._move(blocks, stage, blocks_checked, to_stage=False)
 
-    def _move(self, blocks: torch.Tensor, stage: torch.Tensor, to_stage: bool) -> None:
+    def _move(self, blocks: torch.Tensor, stage: torch.Tensor, checked: bool, to_stage: bool) -> None:
         if stage.dtype != torch.uint8 or not stage.is_contiguous() or stage.dim() != 2:
             raise ValueError(f"the stage must be contiguous uint8 (n, {self.block_bytes}), not {tuple(stage.shape)}")
         if stage.shape[1] != self.block_bytes or len(stage) < len(blocks) or blocks.dtype != torch.int64:
@@ -97,8 +100,12 @@ class BlockGatherer:
                 f"{len(blocks)} {blocks.dtype} blocks of {self.block_bytes} bytes do not fit a stage of "
                 f"{tuple(stage.shape)}: give int64 numbers, and a row each"
             )
+        if blocks.dim() != 1 or not blocks.is_contiguous():
+            raise ValueError(f"blocks must be contiguous (n,), not {tuple(blocks.shape)} with stride {blocks.stride()}")
         if {stage.device, blocks.device} != {self._rows.device}:
             raise ValueError(f"stage on {stage.device}, blocks on {blocks.device}, cache on {self._rows.device}")
+        if not checked and len(blocks) and not 0 <= int(blocks.min()) <= int(blocks.max()) < len(self._rows):
+            raise ValueError(f"blocks {blocks.tolist()} are not all among the cache's 0 to {len(self._rows) - 1}")
         unit = math.gcd(self._unit, stage.data_ptr())
         word, in_block = min(unit, 8), self._rows.shape[1]
         count, num_pieces = self._longest // word, len(blocks) * in_block
@@ -107,7 +114,7 @@ class BlockGatherer:
         pieces = min(triton.next_power_of_2(max(num_pieces, 1)), LARGEST_TENSOR // words) if INTERPRETED else 1
         both = (self.storages[0], stage.view(-1))
         cache, staged = (t[: t.numel() // word * word].view(WORD_TYPES[word]) for t in both)
-        with launching():
+        with launching(stage.device):
             _move_kernel[(triton.cdiv(num_pieces, pieces), triton.cdiv(count, words))](
                 cache, staged, self._rows, blocks, num_pieces, self.block_bytes // word, IN_BLOCK=in_block,
                 PIECES=pieces, WORDS=words, WORD_BYTES=word, BYTES=unit, TO_STAGE=to_stage,

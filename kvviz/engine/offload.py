@@ -37,6 +37,8 @@ class Transfer:
         self._offloader, self.keys, self.blocks, self.to_host = offloader, tuple(keys), tuple(blocks), to_host
         offloader.pool.in_flight.update(blocks)
         offloader._transfers.append(self)
+        own = offloader._stream
+        self.behind = own and torch.cuda.current_stream(own.device)
         self._work: Future = offloader._executor.submit(offloader._copy_all, self)
 
     def wait(self) -> None:
@@ -229,13 +231,13 @@ class Offloader:
                 self.pool.forget(block)
 
     def _copy_all(self, transfer: Transfer) -> None:
-        """Runs beside the engine; on a GPU behind everything that was launched before, on a stream of its own."""
+        """Runs beside the engine; on a GPU on its own stream, behind all that the caller's stream has been given."""
         if self._stream is None:
             self._copy(transfer)
             return
         try:
             with torch.cuda.stream(self._stream):
-                self._stream.wait_stream(torch.cuda.default_stream(self._stream.device))
+                self._stream.wait_stream(transfer.behind)
                 self._copy(transfer)
         finally:  # copies launched before one that failed may still run, and their room is given away next
             self._stream.synchronize()
@@ -253,7 +255,7 @@ class Offloader:
         """Blocks through the staging buffer; neighbours in host memory are one copy."""
         blocks = torch.tensor([block for _, block in pairs], device=self._stage.device)
         if to_host:
-            self._gatherer.gather(blocks, self._stage)
+            self._gatherer.gather(blocks, self._stage, blocks_checked=True)
         first = 0
         for place in range(1, len(pairs) + 1):
             if place == len(pairs) or pairs[place][0] != pairs[place - 1][0] + 1:
@@ -262,7 +264,7 @@ class Offloader:
                 target.copy_(source, non_blocking=True)
                 first = place
         if not to_host:
-            self._gatherer.scatter(blocks, self._stage)
+            self._gatherer.scatter(blocks, self._stage, blocks_checked=True)
 
     def _copy_block(self, slot: int, block: int, to_host: bool) -> None:
         for piece in self.pieces_of[block]:

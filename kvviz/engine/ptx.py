@@ -20,7 +20,7 @@ def louder(a, b):
 
 @triton.jit
 def int8_codes(x, inverse, keep):
-    """float32 -> int8, scaled, halves away from zero, saturated; ``keep`` is -1, or 0 for code 0."""
+    """float32 -> int8, scaled, halves away from zero, saturated; ``keep`` (int8) is -1, or 0 for code 0."""
     return tl.inline_asm_elementwise(
         """{
         .reg .f32 v<4>, h<4>; .reg .s32 i<4>; .reg .b32 t;
@@ -32,7 +32,7 @@ def int8_codes(x, inverse, keep):
         cvt.pack.sat.s8.s32.b32 t, i1, i0, t;
         and.b32 $0, t, $9;
         }""",
-        "=r,r,r,r,r,r,r,r,r,r,r,r,r",
+        "=r,r,r,r,r,r,r,r,r,r",
         [x, inverse, keep],
         dtype=tl.int8,
         is_pure=True,
@@ -42,7 +42,7 @@ def int8_codes(x, inverse, keep):
 
 @triton.jit
 def e4m3_codes(x, inverse, keep):
-    """float32 -> e4m3fn bits, scaled, to nearest even, saturated at 448; NaN gives 0x7F."""
+    """float32 -> e4m3fn bits, scaled, to nearest even, saturated at 448; NaN gives 0x7F; ``keep`` as above."""
     return tl.inline_asm_elementwise(
         """{
         .reg .f32 v<4>; .reg .b16 a, b; .reg .b32 t;
@@ -52,7 +52,7 @@ def e4m3_codes(x, inverse, keep):
         mov.b32 t, {a, b};
         and.b32 $0, t, $9;
         }""",
-        "=r,r,r,r,r,r,r,r,r,r,r,r,r",
+        "=r,r,r,r,r,r,r,r,r,r",
         [x, inverse, keep],
         dtype=tl.int8,
         is_pure=True,
@@ -80,7 +80,7 @@ def int4_pairs(even, odd, inverse, zero_point, keep):
         cvt.pack.sat.u4.s32.b32 t, i4, i0, t;
         and.b32 $0, t, $17;
         }""",
-        "=r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r",
+        "=r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r",
         [even, odd, inverse, zero_point, keep],
         dtype=tl.int8,
         is_pure=True,

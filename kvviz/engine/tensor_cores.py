@@ -2,7 +2,8 @@
 
 The codes of every mode are exact in float16 (a bfloat16 cache stays bfloat16), so the tensor cores multiply the codes
 themselves; scales come in afterwards, one a token. A query, and a row of weights, is given to them as the sum of two
-16-bit numbers, which stand beside one another in columns that a small group leaves empty anyway: 22 bits of it count.
+16-bit numbers, which stand beside one another in columns that a small group leaves empty anyway: 22 bits of it count,
+or 16 of bfloat16.
 """
 
 import torch
@@ -32,7 +33,7 @@ PROGRAM = {"bfloat16": (2, 6), "int4_per_token_head": (1, 16)}
 """Warps of a program, and how many programs a multiprocessor of an H200 holds at once (head size 128, a group of 4);
 every other mode: 1 and 12."""
 PREFILL, PREFILL_ROWS = (4, 4), 64
-"""The same where a program takes several queries, and the most rows that these and their heads may fill."""
+"""The same where queries and their heads fill more than 16 rows, and the most that they may fill."""
 LOG2_E = tl.constexpr(1.4426950408889634)
 FAINT = tl.constexpr(1e-30)
 
@@ -150,25 +151,28 @@ def _rotated(x, sign, ROWS: tl.constexpr, COLUMNS: tl.constexpr, LOG2_RUN: tl.co
     return tl.reshape(x, (ROWS, COLUMNS))
 
 
-# grid   (H, tiles of QUERIES queries x splits, S)
+# grid   S x tiles of QUERIES queries x splits x H, in one axis, heads first: the others end at 65,535 programs
 # job    QUERIES queries of one sequence for a KV head and its group, over span tokens of the context
 # reads  the cells (data and scale) of K and V of these tokens, TILE at a time
 # writes head_size + 2 float32 a query and head: the weighted sum, its largest score, and the sum of its weights
 @triton.jit
 def _tile_kernel(
     query_ptr, k_cache_ptr, v_cache_ptr, k_scale_ptr, v_scale_ptr, part_ptr, peak_ptr, total_ptr,
-    block_table_ptr, seq_lens_ptr, query_start_ptr, softmax_scale, span, splits,
+    block_table_ptr, seq_lens_ptr, query_start_ptr, softmax_scale, span, splits, parts,
     query_token, query_head, table_row, cache_block, cache_token, cache_head, scale_block, scale_token, scale_head,
-    HEAD_SIZE: tl.constexpr, BLOCK_SIZE: tl.constexpr, GROUP: tl.constexpr, QUERIES: tl.constexpr, ROWS: tl.constexpr,
-    TILE: tl.constexpr, COLUMNS: tl.constexpr, PARTS: tl.constexpr, K_BYTES: tl.constexpr, V_BYTES: tl.constexpr,
-    LOG2_RUN: tl.constexpr, SIGNS: tl.constexpr, SCALED: tl.constexpr, MODE: tl.constexpr, PTX: tl.constexpr,
+    HEAD_SIZE: tl.constexpr, BLOCK_SIZE: tl.constexpr, NUM_HEADS: tl.constexpr, GROUP: tl.constexpr,
+    QUERIES: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr, COLUMNS: tl.constexpr, PARTS: tl.constexpr,
+    K_BYTES: tl.constexpr, V_BYTES: tl.constexpr, LOG2_RUN: tl.constexpr, SIGNS: tl.constexpr, SCALED: tl.constexpr,
+    MODE: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
     WIDE: tl.constexpr = COLUMNS // PARTS
     WORDS: tl.constexpr = HEAD_SIZE // PARTS
     NARROW: tl.constexpr = tl.float32 if not PTX else tl.bfloat16 if MODE == "bfloat16" else tl.float16
     ROTATED: tl.constexpr = MODE == "int4_per_token_head"
-    head, sequence = tl.program_id(0), tl.program_id(2).to(tl.int64)
-    split, skip = tl.program_id(1) % splits, tl.program_id(1) // splits * QUERIES
+    head = (tl.program_id(0) % NUM_HEADS).to(tl.int64)
+    part = tl.program_id(0) // NUM_HEADS
+    sequence = (part // parts).to(tl.int64)
+    split, skip = part % parts % splits, part % parts // splits * QUERIES
     first_query = tl.load(query_start_ptr + sequence)
     num_queries = tl.load(query_start_ptr + sequence + 1) - first_query
     row, column = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
@@ -232,7 +236,7 @@ def _tile_kernel(
             zeros += tl.sum(weights * _zero_points(v_word)[:, None], axis=0)
         sums = _added(sums, _stacked(weights, TILE, ROWS, NARROW), parts_of(values, MODE, PTX), PARTS)
     whole = (_whole(sums, ROWS, WIDE, PARTS) - zeros[:, None]) * loud
-    out = (token_row * splits + split) * (tl.num_programs(0) * GROUP) + head_row
+    out = (token_row * splits + split) * (NUM_HEADS * GROUP) + head_row
     tl.store(part_ptr + out[:, None] * HEAD_SIZE + column[None, :], whole, mask=inside)
     tl.store(peak_ptr + out, best, mask=asked)
     tl.store(total_ptr + out, total, mask=asked)
@@ -249,7 +253,7 @@ def _merge_kernel(
     LOG2_RUN: tl.constexpr, SIGNS: tl.constexpr, ROTATED: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
-    head, column = tl.program_id(1) * HEADS + tl.arange(0, HEADS), tl.arange(0, COLUMNS)
+    head, column = (tl.program_id(1) * HEADS + tl.arange(0, HEADS)).to(tl.int64), tl.arange(0, COLUMNS)
     real = head < NUM_HEADS
     inside = real[:, None] & (column < HEAD_SIZE)[None, :]
     best = tl.full((HEADS,), -INFINITY, tl.float32)
@@ -311,7 +315,7 @@ def tiled_attention(
     group, columns, run = num_query_heads // num_heads, triton.next_power_of_2(head_size), rotation_run(head_size)
     scaled, rotated = mode in PER_TOKEN_HEAD_BITS, mode.startswith("int4")
     queries = min(triton.next_power_of_2(max_query_len), max(1, PREFILL_ROWS // group))
-    warps, resident = PREFILL if queries > 1 else PROGRAM.get(mode, (1, 12))
+    warps, resident = PREFILL if queries * group > 16 else PROGRAM.get(mode, (1, 12))
     tiles = triton.cdiv(max_query_len, queries)
     splits = num_splits or _splits(query.device, num_heads * tiles * num_seqs, max_seq_len, resident)
     span = triton.cdiv(triton.cdiv(max_seq_len, splits), TILE) * TILE
@@ -321,13 +325,13 @@ def tiled_attention(
     out = torch.empty_like(query, dtype=torch.float32)
     words = (k_cells.view(torch.int16), v_cells.view(torch.int16))
     rotation = {"LOG2_RUN": run.bit_length() - 1, "SIGNS": sign_bits(run) if rotated else 0}
-    with launching():
-        _tile_kernel[(num_heads, tiles * splits, num_seqs)](
+    with launching(query.device):
+        _tile_kernel[(num_seqs * tiles * splits * num_heads,)](
             query, *words, *((k_scale, v_scale) if scaled else words), parts, peaks, totals,
             block_table, seq_lens, query_start_loc, softmax_scale / run if rotated else softmax_scale, span, splits,
-            *query.stride()[:2], block_table.stride(0), *words[0].stride()[:3],
+            tiles * splits, *query.stride()[:2], block_table.stride(0), *words[0].stride()[:3],
             *(k_scale.stride() if scaled else (0, 0, 0)),
-            HEAD_SIZE=head_size, BLOCK_SIZE=block_size, GROUP=group, QUERIES=queries,
+            HEAD_SIZE=head_size, BLOCK_SIZE=block_size, NUM_HEADS=num_heads, GROUP=group, QUERIES=queries,
             ROWS=max(4, triton.next_power_of_2(queries * group)), TILE=TILE, COLUMNS=columns, PARTS=PARTS[mode],
             K_BYTES=alignment(words[0]), V_BYTES=alignment(words[1]), **rotation, SCALED=scaled, MODE=mode,
             PTX=speaks_ptx(query.device), num_warps=warps, num_stages=1,

@@ -71,8 +71,9 @@ def _write_kernel(
     given = tl.load(place, mask=tile if WHOLE else tile & real, other=0.0)
     if PERMUTED:
         given = tl.permute(given, (1, 0, 2))
-    slot = tl.load(slot_ptr + token, mask=inside, other=-1).to(INDEX)
+    slot = tl.load(slot_ptr + token, mask=inside, other=-1)
     inside = inside & (slot >= 0)
+    slot = slot.to(INDEX)
     block, place = (slot // BLOCK_SIZE).to(tl.int64), (slot % BLOCK_SIZE).to(tl.int64)
     target = tl.where(is_value, v_cache_ptr, k_cache_ptr)
     target += block * cache_block + place * cache_token + head * cache_head
@@ -88,7 +89,7 @@ def _write_kernel(
         good = finite(x)
         if PTX:
             one = tl.full(x.shape, 1.0, tl.float32)
-            codes = ptx.e4m3_codes(tl.where(good, x, float("nan")), one, tl.full(x.shape, -1, tl.int32))
+            codes = ptx.e4m3_codes(tl.where(good, x, float("nan")), one, tl.full(x.shape, -1, tl.int8))
         else:
             codes = tl.where(good, to_e4m3_bits(tl.where(good, x, 0.0)), E4M3_NAN).to(tl.uint8)
     else:
@@ -180,7 +181,7 @@ def write_kv(
     tokens, heads, wide, warps = _shape(program, key, kv_cache_dtype)
     rows, columns = triton.next_power_of_2(2 * tokens * heads), triton.next_power_of_2(head_size)
     scaled, run = kv_cache_dtype in PER_TOKEN_HEAD_BITS, rotation_run(head_size)
-    with launching():
+    with launching(key.device):
         _write_kernel[(triton.cdiv(num_tokens, tokens), triton.cdiv(num_heads, heads))](
             key, value, k_cells, v_cells,
             k_scale_cache if scaled else k_cells, v_scale_cache if scaled else v_cells, slot_mapping, num_tokens,

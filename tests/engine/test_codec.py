@@ -227,8 +227,9 @@ for mode, capability in json.loads(sys.argv[1]):
     reads = ["*fp32", cell, cell, scale, scale, "*fp32", "*i32", "*i32", "*i32"] + ["i32"] * 3 + ["fp32"] + ["i32"] * 9
     tiles = {"GROUP": 3, "QUERIES": 5, "ROWS": 16, "HEADS": 1, "TILE": 32, "COLUMNS": 64}
     tiles |= {"SCALED": scaled, "MODE": mode}
-    decodes = ["*bf16", "*i16", "*i16"] + ["*fp32"] * 5 + ["*i32"] * 3 + ["fp32"] + ["i32"] * 11
-    one = {"HEAD_SIZE": 64, "BLOCK_SIZE": 16, "GROUP": 3, "QUERIES": 2, "ROWS": 8, "TILE": 32, "COLUMNS": 64} | both
+    decodes = ["*bf16", "*i16", "*i16"] + ["*fp32"] * 5 + ["*i32"] * 3 + ["fp32"] + ["i32"] * 12
+    one = {"HEAD_SIZE": 64, "BLOCK_SIZE": 16, "NUM_HEADS": 2, "GROUP": 3, "QUERIES": 2, "ROWS": 8} | both
+    one |= {"TILE": 32, "COLUMNS": 64}
     one |= {"PARTS": tensor_cores.PARTS[mode], "K_BYTES": 4, "V_BYTES": 4, "SCALED": scaled}
     one |= {"MODE": mode, "PTX": capability >= 89}
     merges = ["*fp32"] * 4 + ["i32"] * 3

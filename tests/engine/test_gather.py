@@ -79,3 +79,26 @@ def test_pieces_larger_than_one_program():
     stage = torch.zeros(1, (2 << 20) + 6, dtype=torch.uint8, device=DEVICE)
     gatherer.gather(int64(0), stage)
     assert torch.equal(stage[0, 5:], storages[0][1 : (2 << 20) + 2]) and not stage[0, :5].any()
+
+
+@pytest.mark.parametrize(
+    ("blocks", "said"),
+    [
+        ([0, 2], "not all among the cache's 0 to 1"),
+        ([-1, 0], r"blocks \[-1, 0\] are not all"),
+    ],
+)
+def test_blocks_that_the_cache_does_not_have(blocks, said):
+    gatherer = BlockGatherer(buffers(64), [[(0, 0, 32, 0)], [(0, 32, 64, 0)]], 32)
+    stage = torch.zeros(2, 32, dtype=torch.uint8, device=DEVICE)
+    for move in (gatherer.gather, gatherer.scatter):
+        with pytest.raises(ValueError, match=said):
+            move(int64(*blocks), stage)
+
+
+def test_lists_of_blocks_with_steps_are_refused():
+    gatherer = BlockGatherer(buffers(64), [[(0, 0, 32, 0)], [(0, 32, 64, 0)]], 32)
+    stage = torch.zeros(2, 32, dtype=torch.uint8, device=DEVICE)
+    for blocks in (int64(0, 1, 1, 0)[::2], int64(0, 1).view(2, 1)):
+        with pytest.raises(ValueError, match="must be contiguous"):
+            gatherer.gather(blocks, stage)

@@ -78,11 +78,11 @@ def test_a_gathered_transfer_that_fails_midway_is_not_used(count, monkeypatch):
     offloader.drop(["b"])
     copy, left = offloader._gatherer.gather, [count]
 
-    def once(*call):
+    def once(*call, **how):
         if not left[0]:
             raise OSError("the link went down")
         left[0] -= 1
-        copy(*call)
+        copy(*call, **how)
 
     monkeypatch.setattr(offloader._gatherer, "gather", once)
     if count:
@@ -426,7 +426,7 @@ def test_a_gpus_earlier_copies_end_before_their_room_is_given_away(monkeypatch):
     cache, pool, offloader = setting()
     offloader._stream = Stream()
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
-    monkeypatch.setattr(torch.cuda, "default_stream", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
     fails_after(offloader, monkeypatch, 1)
     with pytest.raises(TransferError):
         offloader.store(["x", "y"], [0, 1]).wait()

@@ -220,3 +220,26 @@ def test_threads_take_turns():
     want = filled(0)
     with ThreadPoolExecutor(3) as pool:
         assert all(torch.equal(got, want) for got in pool.map(filled, range(6)))
+
+
+@pytest.mark.parametrize("slot", [-1, -(1 << 32), torch.iinfo(torch.int64).min])
+def test_padding_of_any_negative_slot_writes_nothing(slot):
+    cache = allocate(CacheSpec(1, 1, 4, 2, 32, "int8_per_token_head"), "NHD", DEVICE)
+    key, value = tokens(2, 2, 32)
+    write_kv(key, value, cache.kv_caches[0], slots(slot, slot), "int8_per_token_head", **views(cache)[0])
+    assert not cache.storages[0].any()
+
+
+@pytest.mark.parametrize("program", [Program(), Program(1, wide=256, warps=4, aligned=False)])
+@pytest.mark.parametrize(("head_size", "shift"), [(72, 0), (128, 0), (128, 1), (128, 2)])
+@pytest.mark.parametrize("mode", ["int8_per_token_head", "fp8_per_token_head", "int4_per_token_head"])
+def test_a_poisoned_cell_leaves_its_neighbours_alone(mode, head_size, shift, program):
+    """However rows lie in the threads: where addresses are odd, registers hold neighbours of several rows."""
+    key, value = torch.randn(2, 3, 8, head_size + shift, generator=torch.Generator().manual_seed(5)).to(torch.bfloat16)
+    key, value = (x[..., shift:].to(DEVICE) if not shift else x.to(DEVICE)[..., shift:] for x in (key, value))
+    key[0, 0, 0] = key[1, 3, 5] = value[2, 7, head_size - 1] = float("nan")
+    caches = [allocate(CacheSpec(1, 1, 4, 8, head_size, mode), "NHD", place) for place in (DEVICE, "cpu")]
+    write_kv(key, value, caches[0].kv_caches[0], slots(2, 0, 1), mode, **views(caches[0])[0], program=program)
+    slot = torch.tensor([2, 0, 1])
+    write_reference(key.cpu(), value.cpu(), caches[1].kv_caches[0], slot, mode, *views(caches[1])[0].values())
+    assert int((caches[0].storages[0].cpu() != caches[1].storages[0]).sum()) == 0
