@@ -1,11 +1,13 @@
 """The benchmark of the kernels, in the small: what its rows count, that what it times is right, what was recorded."""
 
+import json
 import sys
 
 import pytest
 import torch
 
-from kvviz.memory.spec import MODES
+from kvviz.engine import write
+from kvviz.memory.spec import MODES, PER_TOKEN_HEAD_BITS
 from kvviz.show.roofline import roofline
 from tests.test_benchmarks import ROOT, recorded, script
 
@@ -134,3 +136,22 @@ def test_the_readme_states_what_was_recorded():
     limits = found["ceilings"]
     head = f"On one {found['machine']}, {found['date']}, torch {found['versions']['torch']}, Triton "
     assert any(head in line and f"{limits['copy']:,.0f} GB/s" in line for line in lines)
+
+
+@pytest.mark.parametrize("mode", PER_TOKEN_HEAD_BITS)
+def test_notebook_10_describes_the_launches_that_a_gpu_gets(kernels, mode, monkeypatch):
+    """It states the shapes of the five steps by a function of its own; the launcher's is the truth."""
+    monkeypatch.setattr(write, "INTERPRETED", False)
+    cells = json.loads((ROOT / "notebooks" / "10_how_fast_can_a_scale_be_written.ipynb").read_text())["cells"]
+    told = {"T": 65_536, "H": 8, "D": 128}
+    exec("".join(next(cell["source"] for cell in cells if cell["id"] == "10-020")), told)
+    key = torch.empty(65_536, 8, 128, dtype=torch.bfloat16, device="meta")
+    for program in kernels.STEPS.values():
+        assert told["shape_on_gpu"](program, mode) == write._shape(program, key, mode)
+
+
+def test_notebook_10_takes_the_steps_that_were_measured(kernels):
+    cells = json.loads((ROOT / "notebooks" / "10_how_fast_can_a_scale_be_written.ipynb").read_text())["cells"]
+    told = {}
+    exec("".join(next(cell["source"] for cell in cells if cell["id"] == "10-016")).split("SCALED")[0], told)
+    assert told["STEPS"] == kernels.STEPS
