@@ -14,6 +14,8 @@ from kvviz.engine.codec import INTERPRETED, LARGEST_TENSOR, launching, tl, trito
 WORD_TYPES = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 GPU_BYTES = 4096
 """What one program moves there."""
+MOST_PARTS = 65_535
+"""Programs in the second axis of a grid, on any GPU: parts of one piece."""
 
 
 # grid   (ceil(blocks * IN_BLOCK / PIECES), ceil(longest piece / WORDS))
@@ -84,7 +86,7 @@ class BlockGatherer:
             blocks_checked: the caller vouches that all are blocks of the cache. Looking at them waits for the GPU.
 
         Raises:
-            ValueError: another shape, dtype or device, or a block that the cache does not have.
+            ValueError: another shape, dtype or device, a block that the cache does not have, or a piece too large.
         """
         self._move(blocks, stage, blocks_checked, to_stage=True)
 
@@ -111,11 +113,16 @@ class BlockGatherer:
         count, num_pieces = self._longest // word, len(blocks) * in_block
         wide = triton.next_power_of_2(count)
         words = min(wide, LARGEST_TENSOR if INTERPRETED else GPU_BYTES // word)
+        if (parts := triton.cdiv(count, words)) > MOST_PARTS:
+            raise ValueError(
+                f"a piece of {self._longest} bytes is {parts} parts for programs, and a GPU takes {MOST_PARTS}: "
+                f"give it in pieces of at most {MOST_PARTS * words * word} bytes"
+            )
         pieces = min(triton.next_power_of_2(max(num_pieces, 1)), LARGEST_TENSOR // words) if INTERPRETED else 1
         both = (self.storages[0], stage.view(-1))
         cache, staged = (t[: t.numel() // word * word].view(WORD_TYPES[word]) for t in both)
         with launching(stage.device):
-            _move_kernel[(triton.cdiv(num_pieces, pieces), triton.cdiv(count, words))](
+            _move_kernel[(triton.cdiv(num_pieces, pieces), parts)](
                 cache, staged, self._rows, blocks, num_pieces, self.block_bytes // word, IN_BLOCK=in_block,
                 PIECES=pieces, WORDS=words, WORD_BYTES=word, BYTES=unit, TO_STAGE=to_stage,
             )  # fmt: skip

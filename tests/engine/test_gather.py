@@ -102,3 +102,11 @@ def test_lists_of_blocks_with_steps_are_refused():
     for blocks in (int64(0, 1, 1, 0)[::2], int64(0, 1).view(2, 1)):
         with pytest.raises(ValueError, match="must be contiguous"):
             gatherer.gather(blocks, stage)
+
+
+def test_a_piece_of_too_many_parts_is_refused(monkeypatch):
+    gatherer = BlockGatherer(buffers(70_001), [[(0, 1, 70_000, 0)]], 70_001)
+    monkeypatch.setattr("kvviz.engine.gather.LARGEST_TENSOR", 1)
+    monkeypatch.setattr("kvviz.engine.gather.GPU_BYTES", 1)
+    with pytest.raises(ValueError, match="a piece of 69999 bytes is 69999 parts .* at most 65535 bytes"):
+        gatherer.gather(int64(0), torch.zeros(1, 70_001, dtype=torch.uint8, device=DEVICE))
