@@ -28,19 +28,20 @@ from pathlib import Path
 
 import torch
 
-from kvviz.engine.attention import paged_attention
-from kvviz.engine.blocks import BlockPool
-from kvviz.engine.codec import INTERPRETED, tl, triton
-from kvviz.engine.contract import cache_halves
-from kvviz.engine.gather import BlockGatherer
-from kvviz.engine.mode import device
+from kvviz.cache.buffers import KVCache, allocate
+from kvviz.cache.modes import MODES
+from kvviz.cache.spec import CacheSpec
+from kvviz.engine.block_pool import BlockPool
 from kvviz.engine.offload import Offloader
-from kvviz.engine.tensor_cores import tiled_attention
-from kvviz.engine.write import Program, _write_kernel, write_kv
-from kvviz.memory.buffers import KVCache, allocate
-from kvviz.memory.spec import MODES, PER_TOKEN_HEAD_BITS, CacheSpec
-from kvviz.show.canvas import save
-from kvviz.show.roofline import roofline
+from kvviz.kernels.attention import paged_attention
+from kvviz.kernels.attention_tiles import tiled_attention
+from kvviz.kernels.checks import cache_halves
+from kvviz.kernels.codec import INTERPRETED, tl, triton
+from kvviz.kernels.gather import BlockGatherer
+from kvviz.kernels.runtime import device
+from kvviz.kernels.write import Program, _write_kernel, write_kv
+from kvviz.show.figures.canvas import save
+from kvviz.show.figures.roofline import roofline
 
 LAYOUTS = {"per-layer": "LBNHC", "cross-layer": "BLNHC"}
 BLOCK_SIZE = 16
@@ -291,7 +292,7 @@ def measure() -> dict:
     rows = [write_row(mode, layout, size) for size in WRITES for mode in MODES for layout in LAYOUTS]
     for size in WRITES[-2:]:
         rows += [write_row(mode, layout, size, order="in order") for mode in MODES for layout in LAYOUTS]
-    stepped = [mode for mode in MODES if mode in PER_TOKEN_HEAD_BITS]
+    stepped = [mode for mode in MODES if MODES[mode].is_per_token_head]
     rows += [write_row(m, "per-layer", (65_536, 8, 128), step) for m in stepped for step in STEPS]
     rows += [cell_row(*cell, order) for cell in CELLS for order in ("in order", "gathered")]
     for mode in MODES:

@@ -48,7 +48,7 @@ def _parser() -> argparse.ArgumentParser:
     fetch.set_defaults(run=_fetch)
 
     audit = commands.add_parser("audit", help="judge a views file: exit status 0 clean, 1 findings, 2 unusable file")
-    audit.add_argument("file", type=Path, metavar="FILE", help="a views file (kvviz.memory.viewsfile says what it is)")
+    audit.add_argument("file", type=Path, metavar="FILE", help="a views file (kvviz.audit.views_file says what it is)")
     audit.add_argument("--json", type=Path, metavar="OUT", help="write the findings as JSON too")
     audit.add_argument("--html", type=Path, metavar="OUT", help="write a page with a map of each finding's place too")
     audit.set_defaults(run=_audit)
@@ -76,26 +76,26 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def _fetch(options: argparse.Namespace) -> int:
-    from kvviz.engine import unpacked, weights
+    from kvviz.engine import unpacked_weights, weights
 
     path = weights.fetch()
-    unpacked.unpack(path)
-    if unpacked.path_beside(path).is_file():
-        print(f"Unpacked, for all processes to share: {unpacked.path_beside(path)}")
+    unpacked_weights.unpack(path)
+    if unpacked_weights.path_beside(path).is_file():
+        print(f"Unpacked, for all processes to share: {unpacked_weights.path_beside(path)}")
     return 0
 
 
 def _audit(options: argparse.Namespace) -> int:
-    from kvviz.memory import viewsfile
+    from kvviz.audit import views_file
 
     with _at_most(AUDIT_SECONDS):
-        given = viewsfile.read(options.file)
+        given = views_file.read(options.file)
         result = given.audit()
     print(result)
     if options.json:
-        _write(options.json, viewsfile.findings_json(result))
+        _write(options.json, views_file.findings_json(result))
     if options.html:
-        from kvviz.show.findings import render_html
+        from kvviz.show.audit_page import render_html
 
         _write(options.html, render_html(result, given.views, given.claims, options.file.name))
     return 0 if result.clean else 1

@@ -1,7 +1,7 @@
 """``python -m kvviz doctor``: what this machine has for the notebooks, and what to do about what it lacks.
 
 Each line is a record, made first and rendered second. Nothing that is missing raises, torch included, and nothing
-is changed but ``TRITON_INTERPRET``, as :func:`kvviz.engine.mode.prepare` chooses it.
+is changed but ``TRITON_INTERPRET``, as :func:`kvviz.kernels.runtime.prepare` chooses it.
 """
 
 import importlib.metadata
@@ -84,9 +84,9 @@ def machine() -> dict[str, str]:
     """
     import torch
 
-    from kvviz.engine import mode
+    from kvviz.kernels import runtime
 
-    on_gpu = mode.prepare() == "gpu"
+    on_gpu = runtime.prepare() == "gpu"
     cores = f"{os.cpu_count()} {platform.machine()} cores"
     return {
         "kernels": "GPU" if on_gpu else "interpreter on the CPU",
@@ -119,18 +119,18 @@ def _torch(name: str) -> Check:
 
 
 def _triton(name: str) -> Check:
-    from kvviz.engine import mode  # its sentence for a missing Triton speaks of each platform
+    from kvviz.kernels import runtime  # its sentence for a missing Triton speaks of each platform
 
     if importlib.util.find_spec("triton") is None:
-        return Check(name, "fail", "not installed", mode.INSTALL_HINT)
+        return Check(name, "fail", "not installed", runtime.INSTALL_HINT)
     return _at_least(name, importlib.metadata.version("triton"), (3, 6))
 
 
 def _kernels(name: str) -> Check:
-    from kvviz.engine import mode
+    from kvviz.kernels import runtime
 
-    if mode.prepare() == "interpreter":
-        full = mode.full()
+    if runtime.prepare() == "interpreter":
+        full = runtime.full()
         text = f"run in Triton's interpreter on the CPU{': the GPU is full' if full else ''}"
         return Check(name, "note" if full else "ok", text, full)
     import torch
@@ -161,7 +161,7 @@ def _gpu_memory(name: str) -> Check:
 def _host_memory(name: str) -> Check:
     import psutil
 
-    from kvviz.memory.buffers import free_host_bytes
+    from kvviz.cache.buffers import free_host_bytes
 
     return _memory(name, free_host_bytes(), psutil.virtual_memory().total, FREE_HOST_BYTES)
 

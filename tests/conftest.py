@@ -14,9 +14,9 @@ def gpu_missing() -> str | None:
     for package in ("torch", "triton"):
         if importlib.util.find_spec(package) is None:
             return f"the package {package} is not installed"
-    from kvviz.engine import mode
+    from kvviz.kernels import runtime
 
-    if mode.prepare() == "interpreter":
+    if runtime.prepare() == "interpreter":
         import torch
 
         return "TRITON_INTERPRET is set" if torch.cuda.is_available() else "torch sees no NVIDIA GPU"

@@ -11,14 +11,14 @@ import pytest
 import torch
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_output
 
-from kvviz.memory.audit import audit_scales
-from kvviz.memory.buffers import KVCache, allocate
-from kvviz.memory.spec import CacheSpec
+from kvviz.audit.audit import audit_scales
+from kvviz.cache.buffers import KVCache, allocate
+from kvviz.cache.spec import CacheSpec
 from kvviz.report.page import Entry, Frame, Link, render_index
-from kvviz.show import static
-from kvviz.show.bytemap import ByteMap, byte_map
-from kvviz.show.findings import render_html
-from kvviz.show.html import MapView
+from kvviz.show.audit_page import render_html
+from kvviz.show.byte_map import ByteMap, byte_map
+from kvviz.show.figures import byte_map_figure
+from kvviz.show.live_map import MapView
 from tests.conftest import browser_missing
 from tests.test_report import MACHINE, page, shown, with_outputs
 
@@ -68,17 +68,17 @@ def cache() -> tuple[KVCache, ByteMap]:
     """A small cache with scales in the wrong places, and the map of it."""
     held = allocate(CacheSpec(3, 3, 2, 2, 16, "int8_per_token_head"), "cross-layer NHD", "cpu")
     held.storages[0].copy_(torch.arange(held.storages[0].numel(), dtype=torch.uint8))
-    claims = held.claims(held.carve_scales("shape"))
+    claims = held.writers(held.carve_scales("shape"))
     return held, byte_map(held.owners(), claims, values=held.storages[0], kv_cache_dtype="int8_per_token_head")
 
 
 def lesson() -> str:
     held, record = cache()
-    found = audit_scales(held.owners(), held.claims(held.carve_scales("shape")))
-    part = byte_map(held.owners(), held.claims(held.carve_scales("shape")), window=(0, 480))
+    found = audit_scales(held.owners(), held.writers(held.carve_scales("shape")))
+    part = byte_map(held.owners(), held.writers(held.carve_scales("shape")), window=(0, 480))
     maps = MapView({"one": record, "another": record}, row_bytes=96, finding=found.findings[0], beside=True)
     steps = MapView(record, row_bytes=96, frames=[("a write", bytes(len(record.values)))])
-    png, metadata = static.figure({"A figure": record}, row_bytes=96)._repr_mimebundle_()
+    png, metadata = byte_map_figure.figure({"A figure": record}, row_bytes=96)._repr_mimebundle_()
     png["image/png"] = b64encode(png["image/png"]).decode()
     return page(
         new_markdown_cell("# A page\n\nYou will *see*."),
@@ -125,7 +125,7 @@ def index() -> str:
 
 def audited() -> str:
     held, _ = cache()
-    claims = held.claims(held.carve_scales("shape"))
+    claims = held.writers(held.carve_scales("shape"))
     return render_html(audit_scales(held.owners(), claims), held.owners(), claims, "some_views.json")
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kvviz import __main__ as command
-from kvviz.memory.viewsfile import MAX_CLAIMS, MAX_FILE_BYTES, MAX_VIEWS
+from kvviz.audit.views_file import MAX_CLAIMS, MAX_FILE_BYTES, MAX_VIEWS
 
 ROOT = Path(command.__file__).parents[1]
 WIDE = 1 << 40

@@ -56,7 +56,7 @@ def test_a_block_that_is_wrong_or_spills_is_refused():
 def test_what_was_recorded_is_what_the_script_measures():
     nixl_blocks, found = script("nixl_blocks"), recorded("nixl")
     told = [(row["layers"], row["page_bytes"], row["layout"], row["asked"]) for row in found["rows"]]
-    assert told == [(a.num_layers, a.page_bytes, a.name, a.runs * a.parts) for a in nixl_blocks.arrangements()]
+    assert told == [(a.num_layers, a.page_bytes, a.name, a.ranges * a.parts) for a in nixl_blocks.arrangements()]
     for name in ("nixl", "mooncake"):
         assert {"machine", "date", "versions"} <= set(recorded(name))
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvviz.memory.audit import audit
-from kvviz.memory.claims import BelongsAt, Covers
-from kvviz.memory.finding import KINDS, LOOK_ELSEWHERE
-from kvviz.memory.view import Storage, View
-from kvviz.memory.viewsfile import load
+from kvviz.audit.audit import audit_views
+from kvviz.audit.claims import BelongsAt, Covers
+from kvviz.audit.findings import KINDS, LOOK_ELSEWHERE
+from kvviz.audit.view import Storage, View
+from kvviz.audit.views_file import load
 
 FILE = Path(__file__).parent.parent / "notebooks" / "casebook.json"
 CASES = json.loads(FILE.read_text(encoding="utf-8"))["cases"]
@@ -259,13 +259,13 @@ class Enumeration:
 def told(finding) -> tuple:
     """A finding of the audit as the enumeration tells it."""
     hits = tuple(sorted(finding.hits))
-    return finding.kind, finding.views, finding.cells, finding.bytes, hits, finding.severity
+    return finding.kind, finding.views, finding.elements, finding.bytes, hits, finding.severity
 
 
 def written(expected: dict) -> tuple:
     """A finding as it stands in the case book."""
     hits = tuple(sorted(expected.get("hits", {}).items()))
-    views, numbers = tuple(expected["views"]), (expected["cells"], expected["bytes"])
+    views, numbers = tuple(expected["views"]), (expected["elements"], expected["bytes"])
     return expected["kind"], views, *numbers, hits, expected["severity"]
 
 
@@ -369,7 +369,7 @@ def starts(name: str, of: str) -> dict[tuple[int, ...], int]:
 
 def real(storage: int, *views: View, claims=()):
     """An audit of a case's real size."""
-    return audit([replace(v, storage=Storage("real", storage)) for v in views], claims)
+    return audit_views([replace(v, storage=Storage("real", storage)) for v in views], claims)
 
 
 def strided(name: str, shape, stride, offset: int = 0, itemsize: int = 1) -> View:
@@ -495,7 +495,7 @@ def test_a_page_that_does_not_divide_is_loud_and_one_that_does_is_silent():
     assert size == 5 * (2 * 40 + 3 * 16) and np.zeros(size, np.uint8).reshape(-1, 5, 16).shape == (8, 5, 16)
     home, read = strided("indexer 0", (5, 16), (128, 1), 80), strided("as read", (5, 16), (16, 1), 80)
     (finding,) = real(size, home, read, claims=[BelongsAt("as read", "indexer 0")]).findings
-    assert (finding.kind, finding.cells) == ("misplaced", 64)
+    assert (finding.kind, finding.elements) == ("misplaced", 64)
     deep = told_["real"]
     assert (
         deep["mla_layers"] * deep["mla_page_bytes"] + deep["indexer_layers"] * deep["indexer_page_bytes"]
@@ -608,7 +608,7 @@ def test_aligned_slots():
     assert [slot for (slot, _), start in rows.items() if start % 16 == 0] == numbers("ALIGN-ROW-FAULT")["aligned_slots"]
     (finding,) = judged(BY_ID["ALIGN-ROW-FAULT"]["views_file"]).findings
     assert "every 4 along slot" in finding.text
-    rows = Enumeration(BY_ID["ALIGN-PERF-INLINE"]["views_file"]).rows("cells")
+    rows = Enumeration(BY_ID["ALIGN-PERF-INLINE"]["views_file"]).rows("elements")
     assert [start % 128 for start in rows.values()] == numbers("ALIGN-PERF-INLINE")["row_starts_mod_128"]
 
 

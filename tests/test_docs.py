@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from kvviz.memory.buffers import allocate, block_runs
-from kvviz.memory.finding import KINDS
-from kvviz.memory.layout import AXES, LAYOUTS
-from kvviz.memory.spec import MODES, PER_TOKEN_HEAD_BITS, CacheSpec
+from kvviz.audit.findings import KINDS
+from kvviz.cache.buffers import allocate, block_runs
+from kvviz.cache.layout import AXES, LAYOUTS
+from kvviz.cache.modes import MODES
+from kvviz.cache.spec import CacheSpec
 from tests.test_report import CONTRAST
 
 ROOT = Path(__file__).parents[1]
@@ -40,7 +41,9 @@ class TestGlossary:
         assert said.endswith(".") and 1 <= len(re.findall(r"\.(?= |$)", said)) <= 2
 
     def test_kinds_and_modes_are_terms(self):
-        assert {*KINDS, *PER_TOKEN_HEAD_BITS} <= {term for term, _, _ in ENTRIES}
+        assert {*KINDS, *(name for name, mode in MODES.items() if mode.is_per_token_head)} <= {
+            term for term, _, _ in ENTRIES
+        }
 
 
 def minutes(path: Path) -> dict[str, tuple[str, str]]:

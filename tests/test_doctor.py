@@ -12,7 +12,8 @@ import pytest
 from kvviz import __main__ as cli
 from kvviz import doctor
 from kvviz.doctor import Check
-from kvviz.engine import mode, weights
+from kvviz.engine import weights
+from kvviz.kernels import runtime
 
 
 def by_name() -> dict[str, Check]:
@@ -78,8 +79,8 @@ def test_a_check_without_a_fitting_remedy_is_refused(status, remedy):
 
 
 def test_torch_missing_is_a_line_and_the_rest_goes_on(without, whole_model, monkeypatch):
-    monkeypatch.delitem(sys.modules, "kvviz.engine.mode", raising=False)
-    monkeypatch.delattr("kvviz.engine.mode", raising=False)
+    monkeypatch.delitem(sys.modules, "kvviz.kernels.runtime", raising=False)
+    monkeypatch.delattr("kvviz.kernels.runtime", raising=False)
     without("torch")
     made = by_name()
     assert (made["torch"].status, made["torch"].text) == ("fail", "torch is not installed")
@@ -98,7 +99,7 @@ def test_triton_missing_says_what_works_without_it(monkeypatch):
     hidden = lambda name, *more: None if name == "triton" else find_spec(name, *more)  # noqa: E731
     monkeypatch.setattr(doctor.importlib.util, "find_spec", hidden)
     made = by_name()
-    assert (made["triton"].status, made["triton"].remedy) == ("fail", mode.INSTALL_HINT)
+    assert (made["triton"].status, made["triton"].remedy) == ("fail", runtime.INSTALL_HINT)
     assert made["kernels"].status == "fail"
 
 
@@ -152,7 +153,7 @@ def test_no_browser_is_a_note(monkeypatch):
 def test_a_gpu_is_named_and_needs_a_compiler(monkeypatch):
     import torch
 
-    monkeypatch.setattr(mode, "prepare", lambda: "gpu")
+    monkeypatch.setattr(runtime, "prepare", lambda: "gpu")
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     monkeypatch.setattr(doctor, "_compiler_missing", lambda: None)
@@ -167,8 +168,8 @@ def test_a_full_gpu_is_a_note_with_what_to_do(monkeypatch):
     def no_context():
         raise torch.OutOfMemoryError("CUDA error: out of memory")
 
-    monkeypatch.setattr(mode, "prepare", lambda: "interpreter")
-    monkeypatch.setattr(mode, "full", lambda: "The GPU is full: shut down what you have finished.")
+    monkeypatch.setattr(runtime, "prepare", lambda: "interpreter")
+    monkeypatch.setattr(runtime, "full", lambda: "The GPU is full: shut down what you have finished.")
     check = doctor._kernels("kernels")
     assert (check.status, check.remedy) == ("note", "The GPU is full: shut down what you have finished.")
     assert check.text == "run in Triton's interpreter on the CPU: the GPU is full"
@@ -246,7 +247,7 @@ def test_a_mistake_of_ours_keeps_its_traceback(monkeypatch, capsys):
 
 
 def test_the_doctor_changes_nothing_but_the_choice_of_triton(whole_model):
-    mode.prepare()
+    runtime.prepare()
     before = dict(os.environ)
     doctor.checks()
     assert dict(os.environ) == before

@@ -15,19 +15,19 @@ import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
 from kvviz.report.page import Frame, render_page
-from kvviz.show.words import describe
+from kvviz.show.describe import describe
 from tests.show.hands import MAPS, ask, canvas, hover, place, said, tips
-from tests.show.test_html import story
+from tests.show.test_live_map import story
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 ROOT = Path(__file__).resolve().parents[1]
 CELLS = (
-    "from kvviz.show.html import MapView\nfrom tests.show.test_html import story\n\nspec, record, result = story()",
+    "from kvviz.show.live_map import MapView\nfrom tests.show.test_live_map import story\n\nspec, record, result = story()",
     "MapView(record, row_bytes=64)",
 )
 EXPLORER = (
-    "from kvviz.show.widgets import Explorer",
+    "from kvviz.show.explorers import Explorer",
     "Explorer('here', controls=('num_blocks', 'carve'))",
 )
 NO_NEWS = {"disabledExtensions": {"@jupyterlab/apputils-extension:announcements": True}}

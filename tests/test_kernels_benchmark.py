@@ -6,9 +6,9 @@ import sys
 import pytest
 import torch
 
-from kvviz.engine import write
-from kvviz.memory.spec import MODES, PER_TOKEN_HEAD_BITS
-from kvviz.show.roofline import roofline
+from kvviz.cache.modes import MODES
+from kvviz.kernels import write
+from kvviz.show.figures.roofline import roofline
 from tests.test_benchmarks import ROOT, recorded, script
 
 
@@ -138,7 +138,7 @@ def test_the_readme_states_what_was_recorded():
     assert any(head in line and f"{limits['copy']:,.0f} GB/s" in line for line in lines)
 
 
-@pytest.mark.parametrize("mode", PER_TOKEN_HEAD_BITS)
+@pytest.mark.parametrize("mode", [name for name, mode in MODES.items() if mode.is_per_token_head])
 def test_notebook_10_describes_the_launches_that_a_gpu_gets(kernels, mode, monkeypatch):
     """It states the shapes of the five steps by a function of its own; the launcher's is the truth."""
     monkeypatch.setattr(write, "INTERPRETED", False)

@@ -123,7 +123,7 @@ class TestPaths:
     def test_paths_of_this_machine_vanish(self, tmp_path):
         short = shortener(tmp_path)
         assert short(f"{tmp_path}/x.py:1") == f"{tmp_path.name}/x.py:1"
-        assert short(f"in {PACKAGE}/memory/spec.py") == "in kvviz/memory/spec.py"
+        assert short(f"in {PACKAGE}/memory/spec.py") == "in kvviz/cache/spec.py"
         assert short(f"\x1b[32m{Path(pytest.__file__).parents[1]}/torch/a.py") == "\x1b[32msite-packages/torch/a.py"
         assert short(f"File {Path(os.__file__).parent}/json/decoder.py") == "File python/json/decoder.py"
         assert short(f"{Path.home()}/notes") == "~/notes"

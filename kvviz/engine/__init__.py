@@ -1,1 +1,1 @@
-"""What writes, reads and moves the bytes: Triton kernels, connectors, a language model, the story's runs."""
+"""What serves a language model over the cache: blocks, generation, offloading, connectors, scenarios."""

@@ -8,7 +8,8 @@ landed in the decision (PR 49226).
 from dataclasses import dataclass
 from typing import Protocol
 
-from kvviz.memory.spec import MODES, PER_TOKEN_HEAD_BITS, is_integer, one_of
+from kvviz.audit.arguments import is_integer, one_of
+from kvviz.cache.modes import get_mode
 
 NIXL_CROSS_LAYER_BACKENDS = ("FLASH_ATTN", "FLASHINFER", "TRITON_ATTN")
 
@@ -25,7 +26,7 @@ class EngineConfig:
     has_mamba_group: bool = False
 
     def __post_init__(self) -> None:
-        one_of("kv_cache_dtype", self.kv_cache_dtype, MODES)
+        get_mode(self.kv_cache_dtype)
         one_of("kv_cache_layout", self.kv_cache_layout, ("NHD", "HND"))
         count = self.num_kv_cache_groups
         if not is_integer(count, 1):
@@ -34,7 +35,7 @@ class EngineConfig:
     @property
     def is_per_token_head(self) -> bool:
         """Whether scales lie inline in the cache."""
-        return self.kv_cache_dtype in PER_TOKEN_HEAD_BITS
+        return get_mode(self.kv_cache_dtype).is_per_token_head
 
 
 class KVConnector(Protocol):

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 
 import torch
 
-from kvviz.engine.attention import paged_attention
+from kvviz.audit.arguments import is_integer
+from kvviz.cache.buffers import KVCache, ScaleViews
 from kvviz.engine.model import LanguageModel, ModelConfig
-from kvviz.engine.write import write_kv
-from kvviz.memory.buffers import KVCache, ScaleViews
-from kvviz.memory.spec import is_integer
+from kvviz.kernels.attention import paged_attention
+from kvviz.kernels.write import write_kv
 
 
 @dataclass(frozen=True)

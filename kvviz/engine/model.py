@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from kvviz.engine import budget, weights
-from kvviz.engine.mode import device as kernel_device
-from kvviz.engine.unpacked import unpack
+from kvviz.engine import gpu_budget, weights
+from kvviz.engine.unpacked_weights import unpack
+from kvviz.kernels.runtime import device as kernel_device
 
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """``(layer, query (T, Hq, D), key (T, H, D), value (T, H, D)) -> (T, Hq, D)``, all float32."""
@@ -36,7 +36,7 @@ class _Released(dict):
     """In place of weights that were let go."""
 
     def __missing__(self, name: str):
-        raise RuntimeError("This model was released, and its weights are gone: load it again with load().")
+        raise RuntimeError("This model was released, and its weights are gone: load it again with load_model().")
 
 
 class LanguageModel:
@@ -72,7 +72,7 @@ class LanguageModel:
         """Let go of the weights, whoever still has this model; it cannot be used any more."""
         self._tensors = _Released()
 
-    @budget.within()
+    @gpu_budget.within()
     @torch.inference_mode()
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
         """Logits, float32 ``(T, vocabulary)``, of ``token_ids`` int64 ``(T,)`` at ``positions`` int64 ``(T,)``.
@@ -118,12 +118,12 @@ def _rotate_pairs(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torc
     return torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(-2)
 
 
-@budget.within()
-def load(device: str | torch.device | None = None) -> LanguageModel:
+@gpu_budget.within()
+def load_model(device: str | torch.device | None = None) -> LanguageModel:
     """Put the model in float32 on ``device`` (default: where kernels run).
 
     On the CPU its 540 MB are pages of a file that all processes share; the first load makes the file, in a few
-    seconds: see :mod:`kvviz.engine.unpacked`.
+    seconds: see :mod:`kvviz.engine.unpacked_weights`.
 
     Raises:
         ModelMissingError: the model file is not there; the message says how to get it.

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import torch
 
-from kvviz.engine.blocks import BlockError, BlockPool
-from kvviz.engine.gather import BlockGatherer
-from kvviz.memory.buffers import KVCache, block_runs, check_fits
-from kvviz.memory.spec import is_integer
+from kvviz.audit.arguments import is_integer
+from kvviz.cache.buffers import KVCache, block_runs, check_fits
+from kvviz.engine.block_pool import BlockError, BlockPool
+from kvviz.kernels.gather import BlockGatherer
 
 
 class TransferError(RuntimeError):

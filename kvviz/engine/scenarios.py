@@ -9,13 +9,14 @@ from dataclasses import dataclass
 
 import torch
 
+from kvviz.audit.arguments import one_of
+from kvviz.cache.buffers import KVCache, allocate
+from kvviz.cache.footprint import Comparison, observe, predict
+from kvviz.cache.layout import released_layout
+from kvviz.cache.spec import CacheSpec
 from kvviz.engine.connectors import Decision, EngineConfig, KVConnector, OffloadingConnector, use_uniform_kv_cache
 from kvviz.engine.generate import Generation, GroupedBackend, PagedBackend, generate
 from kvviz.engine.model import LanguageModel, ModelConfig
-from kvviz.memory.buffers import KVCache, allocate
-from kvviz.memory.footprint import Comparison, observe, predict
-from kvviz.memory.layout import released_layout
-from kvviz.memory.spec import CacheSpec, one_of
 
 QUESTION = "Explain in three sentences why the sky is blue."
 
@@ -160,7 +161,7 @@ def first_pass_bytes(which: Scenario, model: LanguageModel, prompt: Sequence[int
     if which.num_kv_cache_groups > 1:
         raise ValueError(f"the bytes of one KV cache group can be compared, not of {which.num_kv_cache_groups}")
     geometry = which.build(model.config, len(prompt) + 1, "meta", decision=decision)
-    claims = geometry.claims(geometry.carve_scales(which.carve)) if geometry.spec.is_per_token_head else ()
+    claims = geometry.writers(geometry.carve_scales(which.carve)) if geometry.spec.is_per_token_head else ()
     views = [view for view in geometry.owners() if view.role == "data"] + list(claims)
 
     def first_pass(fill: int) -> dict[str, torch.Tensor]:

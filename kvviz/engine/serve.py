@@ -4,11 +4,11 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvviz.engine.blocks import BlockPool, block_hashes
+from kvviz.cache.buffers import KVCache, ScaleViews
+from kvviz.engine.block_pool import BlockPool, block_hashes
 from kvviz.engine.generate import Generation, PagedBackend, tokens
 from kvviz.engine.model import LanguageModel
 from kvviz.engine.offload import Offloader, TransferError, check_pool
-from kvviz.memory.buffers import KVCache, ScaleViews
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""Notebooks as self-contained pages: they are run, rendered and tied together. Knows nothing of KV caches."""
+"""Notebooks to pages and workshops. Knows nothing of KV caches."""

@@ -20,7 +20,7 @@ _AFTER = r"(?:([/\\])|(?![\w-]|\.\w))"
 def shortener(folder: Path) -> Callable[[str], str]:
     """A function that takes the paths of this machine out of a text.
 
-    ``folder`` becomes its own name, the folder that holds ``kvviz`` vanishes (``kvviz/memory/spec.py`` stays),
+    ``folder`` becomes its own name, the folder that holds ``kvviz`` vanishes (``kvviz/cache/spec.py`` stays),
     Python's folders and the temporary one become their names, the home folder ``~``, and the file names that a
     kernel gives to cells (they hold a process id) become ``cell``.
     """

@@ -1,1 +1,1 @@
-"""What people see: byte maps and their renderings. Imports ``kvviz.memory`` alone."""
+"""What people see: byte maps, the page of an audit, figures and explorers."""

@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from kvviz.memory.audit import rightful_place
-from kvviz.memory.claims import BelongsAt, Claim, Covers, Disjoint, Follows
-from kvviz.memory.finding import Finding, Place
-from kvviz.memory.view import Storage, View
-from kvviz.show.bytemap import ByteMap, ByteRun, byte_map, claimed_bytes
+from kvviz.audit.audit import rightful_place
+from kvviz.audit.claims import BelongsAt, Claim, Covers, Disjoint, Follows
+from kvviz.audit.findings import Finding, Place
+from kvviz.audit.view import Storage, View
+from kvviz.show.byte_map import ByteMap, ByteRange, byte_map, claimed_bytes
 
 ROW_BYTES, ROWS = 64, 4
 MAX_SHOWN = 48
@@ -33,7 +33,7 @@ def map_around(finding: Finding, views: Sequence[View], claims: Sequence[Claim] 
     storage, start, stop = window
     record = byte_map(owners, writers, window=(start, stop), storage=storage)
     for view in _bystanders(views, claims, [*owners, *writers]):
-        if any(run.state == "unowned" for run in record.runs) and len(record.beneath) < MAX_SHOWN:
+        if any(run.state == "unowned" for run in record.ranges) and len(record.beneath) < MAX_SHOWN:
             record = _beneath(record, view)
     return record
 
@@ -50,14 +50,14 @@ def _beneath(record: ByteMap, view: View) -> ByteMap:
     if view.storage != record.storage or not claimed_bytes(view, record.start, record.stop).any():
         return record
     below = byte_map([view], window=(record.start, record.stop), storage=record.storage)
-    runs: list[ByteRun] = []
-    for run in record.runs:
-        under = [one for one in below.runs if one.start < run.stop and run.start < one.stop]
+    runs: list[ByteRange] = []
+    for run in record.ranges:
+        under = [one for one in below.ranges if one.start < run.stop and run.start < one.stop]
         cut = [replace(one, start=max(one.start, run.start), stop=min(one.stop, run.stop)) for one in under]
         runs += cut if run.state == "unowned" else [run]
     if not any(run.owner and run.owner.view == view.name for run in runs):
         return record
-    return replace(record, runs=tuple(runs), beneath=(*record.beneath, view))
+    return replace(record, ranges=tuple(runs), beneath=(*record.beneath, view))
 
 
 def _window(place: Place, storage: Storage | None) -> tuple[Storage, int, int] | None:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvviz.memory.extents import Lane, Pattern, TooMuchWorkError, byte_lanes
-from kvviz.memory.view import View
-from kvviz.show.bytemap import ByteMap
-from kvviz.show.words import hue_key
+from kvviz.audit.byte_sets import Lane, Pattern, TooMuchWorkError, byte_lanes
+from kvviz.audit.view import View
+from kvviz.show.byte_map import ByteMap
+from kvviz.show.describe import hue_key
 
 COLUMNS = 200
 

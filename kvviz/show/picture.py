@@ -6,9 +6,9 @@ from collections.abc import Mapping
 import numpy as np
 from PIL import Image
 
-from kvviz.show.bytemap import ByteMap
-from kvviz.show.palette import UNREACHED, Style, rgb
-from kvviz.show.words import style_of
+from kvviz.show.byte_map import ByteMap
+from kvviz.show.colours import UNREACHED, Style, rgb
+from kvviz.show.describe import style_of
 
 WIDTH_PIXELS, ROW_PIXELS, MAX_PIXELS = 1024, 12, 1400
 CLEAR = 0
@@ -43,11 +43,11 @@ def picture(record: ByteMap, row_bytes: int, hues: Mapping[int | str, int]) -> t
 def _codes(record: ByteMap, hues: Mapping[int | str, int]) -> tuple[np.ndarray, list[Style]]:
     """Each byte's number of a style, from 1 on; what is wrong has the highest numbers."""
     severity = {"right": 1, "unowned": 0, "unreached": 2, "misplaced": 3, "contested": 4}
-    of_run = [style_of(run, hues) for run in record.runs]
-    worst = {style: severity[run.state] for run, style in zip(record.runs, of_run, strict=True)}
+    of_run = [style_of(run, hues) for run in record.ranges]
+    worst = {style: severity[run.state] for run, style in zip(record.ranges, of_run, strict=True)}
     styles = sorted(worst, key=lambda style: worst[style])
     number = {style: n + 1 for n, style in enumerate(styles)}
-    lengths = [run.stop - run.start for run in record.runs]
+    lengths = [run.stop - run.start for run in record.ranges]
     return np.repeat(np.asarray([number[style] for style in of_run], np.uint8), lengths), styles
 
 

@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Sequence
 from os.path import commonprefix
 
-from kvviz.memory.finding import Finding, Place
-from kvviz.show.bytemap import ByteMap
+from kvviz.audit.findings import Finding, Place
+from kvviz.show.byte_map import ByteMap
 
 POINTED = ("collision", "misplaced", "permuted")
 """Kinds of findings that can be pointed at."""

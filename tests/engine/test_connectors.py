@@ -5,6 +5,7 @@ from itertools import product
 
 import pytest
 
+from kvviz.cache.modes import MODES
 from kvviz.engine.connectors import (
     EngineConfig,
     MooncakeStoreConnector,
@@ -13,7 +14,6 @@ from kvviz.engine.connectors import (
     OffloadingConnector,
     use_uniform_kv_cache,
 )
-from kvviz.memory.spec import MODES
 
 BACKENDS = ("FLASH_ATTN", "FLASHINFER", "TRITON_ATTN", "FLASHMLA")
 CONFIGS = [

@@ -6,14 +6,14 @@ from functools import lru_cache
 import pytest
 import torch
 
+from kvviz.cache.buffers import allocate
+from kvviz.cache.spec import CacheSpec
 from kvviz.engine import model as model_module
 from kvviz.engine.generate import Generation, PagedBackend, PlainBackend, generate
-from kvviz.engine.model import LanguageModel, ModelConfig, load
+from kvviz.engine.model import LanguageModel, ModelConfig, load_model
 from kvviz.engine.scenarios import QUESTION
 from kvviz.engine.weights import ModelMissingError
-from kvviz.memory.buffers import allocate
-from kvviz.memory.spec import CacheSpec
-from tests.engine.reference import attention_reference
+from tests.kernels.reference import attention_reference
 
 SIZES = ModelConfig(30, 9, 3, 64, 100_000.0, 1e-5)
 PROMPT = [1, 4093, 198, 36971, 281, 1296, 8545, 1701, 260, 6376, 314, 4461, 30, 2, 198, 1, 520, 9531, 198]
@@ -21,7 +21,7 @@ PROMPT = [1, 4093, 198, 36971, 281, 1296, 8545, 1701, 260, 6376, 314, 4461, 30, 
 
 @lru_cache
 def load_once() -> LanguageModel:
-    return load()
+    return load_model()
 
 
 @lru_cache
@@ -90,13 +90,13 @@ def test_a_missing_file_is_a_sentence(tmp_path, monkeypatch):
     pytest.importorskip("gguf")
     monkeypatch.setenv("KVVIZ_CACHE", str(tmp_path))
     with pytest.raises(ModelMissingError, match="is absent: run python -m kvviz fetch"):
-        load()
+        load_model()
 
 
 def test_a_file_that_splits_text_otherwise_is_refused(model_path, monkeypatch):
     monkeypatch.setattr(model_module, "DIGITS_THEN_BYTES", "another")
     with pytest.raises(ValueError, match="splits text by 'smollm', not by 'another'"):
-        load("cpu")
+        load_model("cpu")
 
 
 def test_positions_turn_pairs_like_complex_numbers():

@@ -7,13 +7,13 @@ from concurrent.futures import Future
 import pytest
 import torch
 
-from kvviz.engine.blocks import BlockError, BlockPool
-from kvviz.engine.mode import device
+from kvviz.cache.buffers import allocate
+from kvviz.cache.layout import LAYOUTS
+from kvviz.cache.spec import CacheSpec
+from kvviz.engine.block_pool import BlockError, BlockPool
 from kvviz.engine.offload import Offloader, TransferError
-from kvviz.memory.buffers import allocate
-from kvviz.memory.layout import LAYOUTS
-from kvviz.memory.spec import CacheSpec
-from tests.engine.test_blocks import assert_whole
+from kvviz.kernels.runtime import device
+from tests.engine.test_block_pool import assert_whole
 
 L, B = 3, 5
 PIECES = {

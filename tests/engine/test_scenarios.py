@@ -5,11 +5,11 @@ from functools import lru_cache
 import pytest
 import torch
 
+from kvviz.cache.buffers import allocate
+from kvviz.cache.spec import CacheSpec
 from kvviz.engine.connectors import MooncakeStoreConnector, OffloadingConnector
 from kvviz.engine.generate import Generation, PagedBackend, generate
 from kvviz.engine.scenarios import SCENARIOS, Outcome, Scenario, first_pass_bytes, run, scenario
-from kvviz.memory.buffers import allocate
-from kvviz.memory.spec import CacheSpec
 from tests.engine.test_model import PROMPT, SIZES, load_once, model, plain_run  # noqa: F401
 from tests.engine.tiny import tiny_model
 

@@ -7,14 +7,14 @@ from functools import lru_cache
 import pytest
 import torch
 
-from kvviz.engine.blocks import BlockError, BlockPool, block_hashes
+from kvviz.cache.buffers import allocate
+from kvviz.cache.spec import CacheSpec
+from kvviz.engine.block_pool import BlockError, BlockPool, block_hashes
 from kvviz.engine.generate import GroupedBackend, PagedBackend, generate
-from kvviz.engine.mode import device
 from kvviz.engine.offload import Offloader, TransferError
 from kvviz.engine.scenarios import Scenario
 from kvviz.engine.serve import Engine, Request
-from kvviz.memory.buffers import allocate
-from kvviz.memory.spec import CacheSpec
+from kvviz.kernels.runtime import device
 from tests.engine.test_offload import assert_sound, fails_after
 from tests.engine.tiny import VOCABULARY, tiny_model
 

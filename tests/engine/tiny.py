@@ -2,8 +2,8 @@
 
 import torch
 
-from kvviz.engine.mode import device
 from kvviz.engine.model import LanguageModel, ModelConfig
+from kvviz.kernels.runtime import device
 
 VOCABULARY = 97
 

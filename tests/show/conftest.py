@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvviz.show.html import MapView
+from kvviz.show.live_map import MapView
 
 
 @pytest.fixture

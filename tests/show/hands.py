@@ -2,9 +2,9 @@
 
 import torch
 
-from kvviz.memory.buffers import allocate
-from kvviz.memory.spec import CacheSpec
-from kvviz.show.bytemap import ByteMap, byte_map
+from kvviz.cache.buffers import allocate
+from kvviz.cache.spec import CacheSpec
+from kvviz.show.byte_map import ByteMap, byte_map
 
 MAPS = "[...document.querySelectorAll('canvas[role=application]')]"
 
@@ -57,7 +57,7 @@ def giant() -> tuple[CacheSpec, ByteMap, ByteMap]:
     """A cache of 44 GiB without values: a window in its middle, and its last block."""
     spec = CacheSpec(28, 50_269, 16, 8, 128, "fp8_per_token_head")
     cache = allocate(spec, "cross-layer NHD", "meta")
-    owners, claims = cache.owners(), cache.claims(cache.carve_scales("shape"))
+    owners, claims = cache.owners(), cache.writers(cache.carve_scales("shape"))
     last = cache.storage_of(0).nbytes
     middle = byte_map(owners, claims, window=(1 << 35, (1 << 35) + 65_536))
     return spec, middle, byte_map(owners, claims, window=(last - 28 * spec.page_size_bytes, last))
@@ -68,10 +68,10 @@ def one_stranger() -> tuple[CacheSpec, ByteMap]:
     spec = CacheSpec(3, 3, 2, 2, 16, "int8_per_token_head")
     cache = allocate(spec, "cross-layer NHD", "cpu")
     cache.storages[0].copy_(torch.arange(1440, dtype=torch.uint8))
-    scales = cache.claims(cache.carve_scales("shape"))[2:4]
+    scales = cache.writers(cache.carve_scales("shape"))[2:4]
     return spec, byte_map(cache.owners(), scales, values=cache.storages[0], kv_cache_dtype=spec.kv_cache_dtype)
 
 
 def first(record: ByteMap, state: str) -> int:
     """The first byte in a state."""
-    return next(run.start for run in record.runs if run.state == state)
+    return next(run.start for run in record.ranges if run.state == state)

@@ -2,10 +2,10 @@
 
 import pytest
 
-from kvviz.show.html import MapView
-from kvviz.show.words import describe
+from kvviz.show.describe import describe
+from kvviz.show.live_map import MapView
 from tests.show.hands import MAPS, ask, canvas, first, giant, hover, one_stranger, pixel, place, said, tips
-from tests.show.test_html import story
+from tests.show.test_live_map import story
 
 pytestmark = pytest.mark.browser
 
@@ -209,7 +209,7 @@ def test_a_legend_entry_lights_its_bytes(shown):
 
 def test_a_layer_is_lit_by_name(shown):
     record, page = one(shown)
-    bytes_of = [next(r.start for r in record.runs if r.owner.layer == n and r.state == "right") for n in range(3)]
+    bytes_of = [next(r.start for r in record.ranges if r.owner.layer == n and r.state == "right") for n in range(3)]
     plain = [pixel(page, byte) for byte in bytes_of]
     choice = page.get_by_label("light up")
     assert choice.locator("option").all_inner_texts() == ["light up: everything", "layer 0", "layer 1", "layer 2"]

@@ -5,10 +5,10 @@ import time
 
 import pytest
 
-from kvviz.show.html import MapView
-from kvviz.show.words import describe
+from kvviz.show.describe import describe
+from kvviz.show.live_map import MapView
 from tests.show.hands import MAPS, ask, canvas, first, giant, hover, pixel, tips
-from tests.show.test_html import story
+from tests.show.test_live_map import story
 from tests.show.test_map_hands import ROW, two
 
 pytestmark = pytest.mark.browser

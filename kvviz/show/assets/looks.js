@@ -105,7 +105,7 @@
     return words.find((word) => word && word.length * 6 + 4 <= wide) || "";
   }
 
-  // Five digits of 85 hold four bytes: see kvviz.show.html.packed.
+  // Five digits of 85 hold four bytes: see kvviz.show.live_map.packed.
   const DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%.()*+-;,=:?@^_`{|}~";
   function unpacked(text) {
     const size = text.length - Math.ceil(text.length / 5), bytes = new Uint8Array(size + 4);

@@ -1,5 +1,5 @@
 // A byte map that lives: it reads views (shape, stride, offset) and works out who owns and who writes any byte of a
-// storage of any size. What it says about a byte is what kvviz.show.words.describe says. No ids, no globals, no network.
+// storage of any size. What it says about a byte is what kvviz.show.describe.describe says. No ids, no globals, no network.
 // One function, in parts: start, views, words, looks, drawing, map.
 (function () {
   const script = document.currentScript;

@@ -1,4 +1,4 @@
-// One byte in words: as kvviz.show.words.describe has it.
+// One byte in words: as kvviz.show.describe.describe has it.
   function runAt(map, byte) {
     const owners = partsAt(map.owners, byte), writers = partsAt(map.writers, byte);
     const owner = owners.find((part) => part.view.role === "data") || owners[0] || null;

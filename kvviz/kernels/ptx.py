@@ -1,0 +1,161 @@
+"""What PTX says in one instruction where Triton needs several: rounding, saturating, packing. For sm_89 and later.
+
+Each function here has a twin in ``codec`` that the interpreter and older GPUs run, and tests hold the two to the same
+bits. Functions work on 2 or 4 neighbours that lie packed in one register.
+"""
+
+from kvviz.kernels.runtime import prepare
+
+prepare()
+
+import triton  # noqa: E402
+import triton.language as tl  # noqa: E402
+
+
+@triton.jit
+def louder(a, b):
+    """The larger of two floats, or NaN if one is NaN."""
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def int8_codes(x, inverse, keep):
+    """float32 -> int8, scaled, halves away from zero, saturated; ``keep`` (int8) is -1, or 0 for code 0."""
+    return tl.inline_asm_elementwise(
+        """{
+        .reg .f32 v<4>, h<4>; .reg .s32 i<4>; .reg .b32 t;
+        mul.rn.f32 v0, $1, $5; copysign.f32 h0, v0, 0f3F000000; add.rz.f32 v0, v0, h0; cvt.rzi.s32.f32 i0, v0;
+        mul.rn.f32 v1, $2, $6; copysign.f32 h1, v1, 0f3F000000; add.rz.f32 v1, v1, h1; cvt.rzi.s32.f32 i1, v1;
+        mul.rn.f32 v2, $3, $7; copysign.f32 h2, v2, 0f3F000000; add.rz.f32 v2, v2, h2; cvt.rzi.s32.f32 i2, v2;
+        mul.rn.f32 v3, $4, $8; copysign.f32 h3, v3, 0f3F000000; add.rz.f32 v3, v3, h3; cvt.rzi.s32.f32 i3, v3;
+        cvt.pack.sat.s8.s32.b32 t, i3, i2, 0;
+        cvt.pack.sat.s8.s32.b32 t, i1, i0, t;
+        and.b32 $0, t, $9;
+        }""",
+        "=r,r,r,r,r,r,r,r,r,r",
+        [x, inverse, keep],
+        dtype=tl.int8,
+        is_pure=True,
+        pack=4,
+    )
+
+
+@triton.jit
+def e4m3_codes(x, inverse, keep):
+    """float32 -> e4m3fn bits, scaled, to nearest even, saturated at 448; NaN gives 0x7F; ``keep`` as above."""
+    return tl.inline_asm_elementwise(
+        """{
+        .reg .f32 v<4>; .reg .b16 a, b; .reg .b32 t;
+        mul.rn.f32 v0, $1, $5; mul.rn.f32 v1, $2, $6; mul.rn.f32 v2, $3, $7; mul.rn.f32 v3, $4, $8;
+        cvt.rn.satfinite.e4m3x2.f32 a, v1, v0;
+        cvt.rn.satfinite.e4m3x2.f32 b, v3, v2;
+        mov.b32 t, {a, b};
+        and.b32 $0, t, $9;
+        }""",
+        "=r,r,r,r,r,r,r,r,r,r",
+        [x, inverse, keep],
+        dtype=tl.int8,
+        is_pure=True,
+        pack=4,
+    )
+
+
+@triton.jit
+def int4_pairs(even, odd, inverse, zero_point, keep):
+    """Two float32 -> two codes of 0 to 15 in one byte, the even one low; scaled, shifted, halves up, saturated."""
+    return tl.inline_asm_elementwise(
+        """{
+        .reg .f32 v<8>; .reg .s32 i<8>; .reg .b32 t;
+        mul.rn.f32 v0, $1, $9;  add.rn.f32 v0, v0, $13; add.rz.f32 v0, v0, 0f3F000000; cvt.rzi.s32.f32 i0, v0;
+        mul.rn.f32 v1, $2, $10; add.rn.f32 v1, v1, $14; add.rz.f32 v1, v1, 0f3F000000; cvt.rzi.s32.f32 i1, v1;
+        mul.rn.f32 v2, $3, $11; add.rn.f32 v2, v2, $15; add.rz.f32 v2, v2, 0f3F000000; cvt.rzi.s32.f32 i2, v2;
+        mul.rn.f32 v3, $4, $12; add.rn.f32 v3, v3, $16; add.rz.f32 v3, v3, 0f3F000000; cvt.rzi.s32.f32 i3, v3;
+        mul.rn.f32 v4, $5, $9;  add.rn.f32 v4, v4, $13; add.rz.f32 v4, v4, 0f3F000000; cvt.rzi.s32.f32 i4, v4;
+        mul.rn.f32 v5, $6, $10; add.rn.f32 v5, v5, $14; add.rz.f32 v5, v5, 0f3F000000; cvt.rzi.s32.f32 i5, v5;
+        mul.rn.f32 v6, $7, $11; add.rn.f32 v6, v6, $15; add.rz.f32 v6, v6, 0f3F000000; cvt.rzi.s32.f32 i6, v6;
+        mul.rn.f32 v7, $8, $12; add.rn.f32 v7, v7, $16; add.rz.f32 v7, v7, 0f3F000000; cvt.rzi.s32.f32 i7, v7;
+        cvt.pack.sat.u4.s32.b32 t, i7, i3, 0;
+        cvt.pack.sat.u4.s32.b32 t, i6, i2, t;
+        cvt.pack.sat.u4.s32.b32 t, i5, i1, t;
+        cvt.pack.sat.u4.s32.b32 t, i4, i0, t;
+        and.b32 $0, t, $17;
+        }""",
+        "=r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r",
+        [even, odd, inverse, zero_point, keep],
+        dtype=tl.int8,
+        is_pure=True,
+        pack=4,
+    )
+
+
+@triton.jit
+def through_bfloat16(x):
+    """float32 -> bfloat16 -> float32, to nearest even."""
+    return tl.inline_asm_elementwise(
+        "{ .reg .b32 t; cvt.rn.bf16x2.f32 t, $3, $2; shl.b32 $0, t, 16; and.b32 $1, t, 0xFFFF0000; }",
+        "=r,=r,r,r",
+        [x],
+        dtype=tl.float32,
+        is_pure=True,
+        pack=2,
+    )
+
+
+@triton.jit
+def e4m3_halves(word):
+    """Two e4m3fn codes in an int16 -> two float16, the low byte's first; exact, NaN stays NaN."""
+    return tl.inline_asm_elementwise(
+        """{
+        .reg .b32 t; .reg .b16 a, b;
+        prmt.b32 t, $2, 0, 0x3120;
+        mov.b32 {a, b}, t;
+        cvt.rn.f16x2.e4m3x2 $0, a;
+        cvt.rn.f16x2.e4m3x2 $1, b;
+        }""",
+        "=r,=r,r",
+        [word],
+        dtype=(tl.float16, tl.float16),
+        is_pure=True,
+        pack=2,
+    )
+
+
+@triton.jit
+def int8_halves(word):
+    """Two int8 codes in an int16 -> two float16, the low byte's first; exact.
+
+    1024 + (code + 128) is the float16 whose low byte is the code with its sign bit turned.
+    """
+    return tl.inline_asm_elementwise(
+        """{
+        .reg .b32 t, m, z;
+        mov.b32 m, 0x00ff00ff; mov.b32 z, 0x64806480;
+        lop3.b32 t, $2, m, z, 0x6a; sub.rn.f16x2 $0, t, z;
+        shr.u32 t, $2, 8; lop3.b32 t, t, m, z, 0x6a; sub.rn.f16x2 $1, t, z;
+        }""",
+        "=r,=r,r",
+        [word],
+        dtype=(tl.float16, tl.float16),
+        is_pure=True,
+        pack=2,
+    )
+
+
+@triton.jit
+def int4_quarters(word):
+    """Four codes of 0 to 15 in an int16 -> four float16, the lowest first; exact, as 1024 + code - 1024."""
+    return tl.inline_asm_elementwise(
+        """{
+        .reg .b32 t, m, z;
+        mov.b32 m, 0x000f000f; mov.b32 z, 0x64006400;
+        lop3.b32 t, $4, m, z, 0xea; sub.rn.f16x2 $0, t, z;
+        shr.u32 t, $4, 4; lop3.b32 t, t, m, z, 0xea; sub.rn.f16x2 $1, t, z;
+        shr.u32 t, $4, 8; lop3.b32 t, t, m, z, 0xea; sub.rn.f16x2 $2, t, z;
+        shr.u32 t, $4, 12; lop3.b32 t, t, m, z, 0xea; sub.rn.f16x2 $3, t, z;
+        }""",
+        "=r,=r,=r,=r,r",
+        [word],
+        dtype=(tl.float16, tl.float16, tl.float16, tl.float16),
+        is_pure=True,
+        pack=2,
+    )

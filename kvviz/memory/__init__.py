@@ -1,1 +1,0 @@
-"""What bytes are where: specs, layouts, real buffers, scale views and their audit. No Triton, no drawing."""

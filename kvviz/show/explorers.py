@@ -1,0 +1,223 @@
+"""Explorers: sliders and choices around one cache's map, audit and byte arithmetic, with a static twin beside them.
+
+A live explorer needs a kernel. Its twin, the maps of chosen positions, is plain output, so that an exported report
+tells the same story. What was last chosen survives when the cell is run again.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from html import escape
+
+import ipywidgets
+from IPython.display import HTML, display
+
+from kvviz.audit.audit import audit_scales
+from kvviz.audit.findings import Audit
+from kvviz.cache.buffers import KVCache, allocate
+from kvviz.cache.layout import LAYOUTS
+from kvviz.cache.modes import MODES
+from kvviz.cache.scale_views import CARVINGS
+from kvviz.cache.spec import CacheSpec
+from kvviz.show.byte_map import byte_maps
+from kvviz.show.live_map import MapView
+
+MOST_MAPS = 4
+"""Storages that are drawn; the others are counted."""
+
+WINDOW_BYTES = 1 << 14
+"""Bytes of a storage that are drawn at once; the script shows the rest on request."""
+
+_LAST: dict[str, "Position"] = {}
+"""What each explorer showed last, by its name."""
+
+
+@dataclass(frozen=True)
+class Position:
+    """One setting of all controls: the fields of :class:`~kvviz.cache.spec.CacheSpec`, and how the cache is laid out.
+
+    ``padding`` is in bytes, behind each page. ``carve`` is how scale views are made, see ``kvviz.cache.scale_views``.
+    """
+
+    num_layers: int = 2
+    num_blocks: int = 2
+    block_size: int = 2
+    num_kv_heads: int = 2
+    head_size: int = 16
+    kv_cache_dtype: str = "int8_per_token_head"
+    layout: str = "cross-layer NHD"
+    carve: str = "strides"
+    padding: int = 0
+
+    def spec(self) -> CacheSpec:
+        """The cache's sizes.
+
+        Raises:
+            ValueError: they do not fit together.
+        """
+        spec = CacheSpec(
+            self.num_layers, self.num_blocks, self.block_size, self.num_kv_heads, self.head_size, self.kv_cache_dtype
+        )
+        return replace(spec, page_size_padded=spec.page_size_bytes + self.padding) if self.padding else spec
+
+
+CHOICES: dict[str, tuple] = {
+    "num_layers": tuple(range(1, 9)),
+    "num_blocks": tuple(range(1, 9)),
+    "block_size": (1, 2, 4, 8, 16),
+    "num_kv_heads": (1, 2, 3, 4, 8),
+    "head_size": (8, 16, 32, 64, 128),
+    "kv_cache_dtype": tuple(MODES),
+    "layout": tuple(LAYOUTS),
+    "carve": tuple(CARVINGS),
+    "padding": (0, 16, 32, 64, 128),
+}
+"""What each control offers; numbers are sliders, words are lists."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What belongs to a position: its maps, its audit (None in modes without scales) and its bytes in words."""
+
+    view: MapView
+    audit: Audit | None
+    arithmetic: str
+
+
+def look(position: Position) -> Shown:
+    """Lay a cache out on ``meta`` and look at it: nothing of its size is touched.
+
+    Raises:
+        ValueError: the position does not exist, with what would be right.
+    """
+    spec = position.spec()
+    cache = allocate(spec, position.layout, "meta")
+    owners, claims, audit = cache.owners(), (), None
+    if spec.is_per_token_head:
+        claims = cache.writers(cache.carve_scales(position.carve))
+        audit = audit_scales(owners, claims)
+    maps = byte_maps(owners, claims, most_bytes=WINDOW_BYTES, kv_cache_dtype=spec.kv_cache_dtype)
+    shown = dict(list(maps.items())[:MOST_MAPS])
+    pointed = [f for f in audit.findings if f.storage in shown and f.example] if audit else []
+    pointed.sort(key=lambda finding: finding.kind != "misplaced")  # an arrow says more than a frame
+    view = MapView(shown, row_bytes=spec.page_size_bytes, finding=pointed[0] if pointed else None)
+    return Shown(view, audit, arithmetic(cache, len(maps) - len(shown)))
+
+
+def arithmetic(cache: KVCache, hidden: int = 0) -> str:
+    """From a cell to the whole cache, in bytes; ``hidden`` storages are alike and not drawn."""
+    spec = cache.spec
+    cells = 2 * spec.block_size * spec.num_kv_heads
+    content, total = spec.content_page_size_bytes, sum(storage.numel() for storage in cache.storages)
+    lines = [
+        f"cell: {spec.data_bytes} data + {spec.scale_bytes} scale = {spec.cell_bytes} bytes",
+        f"page: 2 (K, V) x {spec.block_size} tokens x {spec.num_kv_heads} heads x {spec.cell_bytes} = "
+        f"{cells * spec.cell_bytes} bytes, {content} of them content"
+        + (f", padded to {spec.page_size_bytes}" if spec.page_size_bytes != cells * spec.cell_bytes else ""),
+        f"block, all {spec.num_layers} layers: {spec.num_layers} x {spec.page_size_bytes} = "
+        f"{spec.num_layers * spec.page_size_bytes} bytes",
+        f"cache: {spec.num_blocks} blocks, {total} bytes in {len(cache.storages)} buffer"
+        + ("s" if len(cache.storages) > 1 else "")
+        + (f" ({hidden} more like these)" if hidden else ""),
+    ]
+    return "\n".join(lines)
+
+
+class Explorer:
+    """A live explorer and the static twin of chosen positions.
+
+    Args:
+        name: keeps what was chosen when the cell runs again; explorers of one name share it.
+        controls: which fields of :class:`Position` can be changed here; the others stay as ``start`` has them.
+        start: where it begins.
+        positions: titles and positions for the twin.
+
+    Raises:
+        ValueError: an unknown control, or a start that is not among its choices.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        controls: tuple[str, ...] = tuple(CHOICES),
+        start: Position | None = None,
+        positions: Mapping[str, Position] | None = None,
+    ) -> None:
+        unknown = [control for control in controls if control not in CHOICES]
+        if unknown:
+            raise ValueError(f"{', '.join(unknown)} is no control: choose among {', '.join(CHOICES)}")
+        self.name, self.positions = name, dict(positions or {})
+        self.start = start or Position()
+        last = _LAST.get(name, self.start)
+        self.position = replace(self.start, **{control: getattr(last, control) for control in controls})
+        self._boxes = {control: _control(control, getattr(self.position, control)) for control in controls}
+        self._out = ipywidgets.Output()
+        self._said = ipywidgets.HTML()
+        for box in self._boxes.values():
+            box.observe(self._moved, names="value")
+        wrap = ipywidgets.Layout(display="flex", flex_flow="row wrap")
+        self.widget = ipywidgets.VBox([ipywidgets.Box(list(self._boxes.values()), layout=wrap), self._said, self._out])
+        self._show()
+
+    @property
+    def outputs(self) -> tuple[str, str]:
+        """What is shown now: the map's HTML (or nothing), and the text beside it as HTML."""
+        data = self._out.outputs[0]["data"] if self._out.outputs else {}
+        return data.get("text/html", ""), self._said.value
+
+    def _moved(self, change: object) -> None:
+        self.position = replace(self.position, **{control: box.value for control, box in self._boxes.items()})
+        _LAST[self.name] = self.position
+        self._show()
+
+    def _show(self) -> None:
+        try:
+            shown = look(self.position)
+        except ValueError as error:
+            self._said.value = f"<p><b>Not possible:</b> {escape(str(error))}</p>"
+            self._out.outputs = ()
+            return
+        self._said.value = told(shown)
+        data = {"text/plain": shown.view.text, "text/html": shown.view.html}
+        self._out.outputs = ({"output_type": "display_data", "data": data, "metadata": {}},)
+
+    def _ipython_display_(self) -> None:
+        display(self.widget)
+        for title, position in self.positions.items():
+            display(twin(title, position))
+
+
+def twin(title: str, position: Position) -> HTML:
+    """What the explorer shows at one position, as plain output."""
+    shown = look(position)
+    changed = [f"{k} {v}" for k, v in asdict(position).items() if v != getattr(Position(), k)]
+    settings = f"<p>{escape(', '.join(changed))}</p>" if changed else ""
+    return HTML(f"<div><p><b>{escape(title)}</b></p>{settings}{told(shown)}{shown.view.html}</div>")
+
+
+def told(shown: Shown) -> str:
+    """Byte arithmetic and audit, as HTML."""
+    text = shown.arithmetic if shown.audit is None else f"{shown.arithmetic}\n\n{_verdict(shown.audit)}"
+    return f"<pre>{escape(text)}</pre>"
+
+
+def _verdict(audit: Audit) -> str:
+    if audit.clean:
+        return "audit: clean"
+    kinds = dict.fromkeys(finding.kind for finding in audit.findings)
+    lines = [f"audit: {len(audit.findings)} findings"]
+    for kind in kinds:
+        found = audit.of_kind(kind)
+        cells = sum(finding.elements or 0 for finding in found)
+        lines.append(f"  {kind}: {len(found)}, {cells} cells; first: {found[0].example[0] if found[0].example else ''}")
+    return "\n".join(lines)
+
+
+def _control(name: str, value: object) -> ipywidgets.Widget:
+    """A slider for numbers, a list for words."""
+    options = CHOICES[name]
+    if value not in options:
+        raise ValueError(f"{name} {value!r} cannot be chosen: it is one of {', '.join(map(str, options))}")
+    looks = {"description": name, "options": options, "value": value, "style": {"description_width": "initial"}}
+    if isinstance(options[0], int):
+        return ipywidgets.SelectionSlider(**looks, layout=ipywidgets.Layout(width="260px"))
+    return ipywidgets.Dropdown(**looks, layout=ipywidgets.Layout(width="300px"))

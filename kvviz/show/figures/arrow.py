@@ -1,0 +1,129 @@
+"""Pointing at a finding on a drawn map: from where a scale is meant to be to where it lands, or who claims a place."""
+
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.patches import FancyArrowPatch
+from matplotlib.path import Path
+from matplotlib.patheffects import withStroke
+
+from kvviz.audit.findings import Finding
+from kvviz.show.byte_map import ByteMap
+from kvviz.show.colours import INK, OUTLINE
+from kvviz.show.figures.canvas import BODY, Box, draw_boxes, text_inches
+from kvviz.show.pointing import claim_of, inside
+
+MEANT, LANDS = "meant", "lands"
+HALO = [withStroke(linewidth=4, foreground="white")]
+SWING_INCHES = 0.34
+"""How far an arrow between two places of one column swings out."""
+
+
+def point(ax: Axes, record: ByteMap, row_bytes: int, finding: Finding, per_inch: tuple[float, float]) -> list[Box]:
+    """Draw the pointer; ``per_inch`` is bytes and rows an inch. Returns the boxes that no other text may enter."""
+    if finding.kind == "collision":
+        run = record.at(finding.example[0].start_bytes)
+        box = box_of(record, row_bytes, run.start, run.stop)
+        draw_boxes(ax, [(box, OUTLINE)])
+        return _callout(ax, box, claim_of(finding, run.stop - run.start), row_bytes, per_inch)
+    landed, meant = (
+        box_of(record, row_bytes, place.start_bytes, place.stop_bytes) if inside(record, place) else None
+        for place in finding.example[:2]
+    )
+    draw_boxes(ax, [(box, OUTLINE) for box in (landed, meant) if box])
+    taken = _arrow(ax, meant, landed, row_bytes, per_inch) if landed and meant else []
+    limits = (row_bytes, -(-(record.stop - record.start) // row_bytes))
+    for box, other, word in ((meant, landed, MEANT), (landed, meant, LANDS)):
+        if box:
+            taken.append(_label(ax, box, word, [*taken, *([other] if other else [])], limits, per_inch))
+    return taken
+
+
+def box_of(record: ByteMap, row_bytes: int, start: int, stop: int) -> Box:
+    """Where bytes ``[start, stop)`` are drawn, cut at the end of the row in which they start."""
+    row, left = divmod(start - record.start, row_bytes)
+    return (left, min(left + stop - start, row_bytes), row, row + 1)
+
+
+def overlaps(box: Box, others: Sequence[Box]) -> bool:
+    """Whether a box meets one of the others."""
+    return any(box[0] < o[1] and o[0] < box[1] and box[2] < o[3] and o[2] < box[3] for o in others)
+
+
+def _arrow(ax: Axes, meant: Box, landed: Box, row_bytes: int, per_inch: tuple[float, float]) -> list[Box]:
+    corners = bend(meant, landed, row_bytes, SWING_INCHES * per_inch[0])
+    path = Path(corners, [Path.MOVETO, Path.CURVE4, Path.CURVE4, Path.CURVE4])
+    arrow = FancyArrowPatch(
+        path=path, arrowstyle="-|>", mutation_scale=11, lw=1.6, color=INK, zorder=6, shrinkA=0, shrinkB=0
+    )
+    arrow.set(path_effects=HALO, clip_on=False)
+    ax.add_patch(arrow)
+    clear_x, clear_y = 0.05 * per_inch[0], 0.05 * per_inch[1]
+    steps = [along / 40 for along in range(41)]
+    return [(x - clear_x, x + clear_x, y - clear_y, y + clear_y) for x, y in (_on_curve(corners, t) for t in steps)]
+
+
+def bend(meant: Box, landed: Box, row_bytes: int, swing: float) -> list[tuple[float, float]]:
+    """The arrow's Bézier points: between the sides that face each other, or around where one is above the other."""
+    y_from, y_to = (meant[2] + meant[3]) / 2, (landed[2] + landed[3]) / 2
+    if meant[1] <= landed[0]:
+        ends, outward = (meant[1], landed[0]), (swing, -swing)
+    elif landed[1] <= meant[0]:
+        ends, outward = (meant[0], landed[1]), (-swing, swing)
+    elif max(meant[1], landed[1]) + swing <= row_bytes:
+        ends, outward = (meant[1], landed[1]), (swing, swing)
+    else:
+        ends, outward = (meant[0], landed[0]), (-swing, -swing)
+    if y_from == y_to:
+        outward = ((ends[1] - ends[0]) / 3, (ends[0] - ends[1]) / 3)
+    return [(ends[0], y_from), (ends[0] + outward[0], y_from), (ends[1] + outward[1], y_to), (ends[1], y_to)]
+
+
+def _on_curve(corners: list[tuple[float, float]], t: float) -> tuple[float, float]:
+    weights = ((1 - t) ** 3, 3 * t * (1 - t) ** 2, 3 * t * t * (1 - t), t**3)
+    return tuple(sum(w * corner[axis] for w, corner in zip(weights, corners, strict=True)) for axis in (0, 1))
+
+
+def _label(
+    ax: Axes, box: Box, word: str, taken: Sequence[Box], limits: tuple[int, int], per_inch: tuple[float, float]
+) -> Box:
+    """A word beside a place, where it is within ``limits`` (bytes and rows) and clear of what is drawn."""
+    need, away = (text_inches(word, BODY, bold=True) + 0.06) * per_inch[0], 0.06 * per_inch[0]
+    tall = max(0.9, 0.16 * per_inch[1])
+    spots = _spots(box, need, tall, away, SWING_INCHES * per_inch[0])
+    free = [s for s in spots if s[0] >= 0 and s[1] <= limits[0] and s[2] >= 0 and s[3] <= limits[1]]
+    spot = next((s for s in free if not overlaps(s, taken)), spots[0])
+    _boxed(ax, (spot[0] + spot[1]) / 2, (spot[2] + spot[3]) / 2, word, "center")
+    return spot
+
+
+def _spots(box: Box, need: float, tall: float, away: float, far: float) -> list[Box]:
+    """Where a word of size ``need`` x ``tall`` could stand: left, right, further out, under or over ``box``."""
+    middle, centre = (box[2] + box[3]) / 2, (box[0] + box[1]) / 2
+    lefts = [box[0] - away - need, box[1] + away, box[1] + away + far, box[0] - away - need - far]
+    beside = [(left, left + need, middle - tall / 2, middle + tall / 2) for left in lefts]
+    ends = [(box[3] + 0.05, box[3] + 0.05 + tall), (box[2] - 0.05 - tall, box[2] - 0.05)]
+    stacked = [(left, left + need, *end) for end in ends for left in (centre - need / 2, box[0], box[1] - need)]
+    return beside + stacked
+
+
+def _callout(ax: Axes, box: Box, text: str, row_bytes: int, per_inch: tuple[float, float]) -> list[Box]:
+    """A sentence above the first row, and a line from it down to the place."""
+    middle = (box[0] + box[1]) / 2
+    width = text_inches(text, BODY, bold=True) * per_inch[0]
+    left = min(max(0.0, middle - 0.3 * per_inch[0]), max(0.0, row_bytes - width))
+    height = -0.27 * per_inch[1]
+    line = Path([(middle, height + 0.1 * per_inch[1]), (middle, box[2])])
+    arrow = FancyArrowPatch(
+        path=line, arrowstyle="-|>", mutation_scale=9, lw=1.4, color=INK, zorder=6, shrinkA=0, shrinkB=0
+    )
+    arrow.set(path_effects=HALO, clip_on=False)
+    ax.add_patch(arrow)
+    _boxed(ax, left, height, text, "left")
+    return [(middle - 0.05 * per_inch[0], middle + 0.05 * per_inch[0], height, box[2])]
+
+
+def _boxed(ax: Axes, x: float, y: float, text: str, side: str) -> None:
+    pad = {"boxstyle": "square,pad=0.15", "fc": "white", "ec": "none"}
+    looks = {"fontsize": BODY, "weight": "bold", "va": "center_baseline", "bbox": pad, "zorder": 7}
+    ax.text(x, y, text, ha=side, clip_on=False, **looks)

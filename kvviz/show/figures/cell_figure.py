@@ -1,0 +1,221 @@
+"""A figure of one cell, byte by byte, and of the page that such cells make up: from a CacheSpec alone."""
+
+from dataclasses import dataclass
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from kvviz.audit.arguments import one_of
+from kvviz.cache.spec import CacheSpec
+from kvviz.show.colours import CONTESTED, GREY, HUES, INK, UNOWNED, Entry, Style, owned, thin, tint
+from kvviz.show.figures.canvas import (
+    BODY,
+    LINE_INCHES,
+    TITLE,
+    Sheet,
+    draw_boxes,
+    draw_legend,
+    legend_lines,
+    settings,
+    text_inches,
+    wrapped,
+)
+
+WIDTH, MARGIN, RIGHT, PAGE_RIGHT = 11.0, 0.12, 0.45, 2.2
+SCALE_INCHES, CELL_INCHES, OFFSETS_INCHES, PAGE_INCHES = 0.32, 0.5, 0.3, 0.24
+MOST_EDGES = 200
+"""With more rectangles in a bar, edges would hide them."""
+
+K_DATA, V_DATA, SCALE = owned(0, "data", "K"), owned(0, "data", "V"), owned(0, "scale", "")
+CODES = {
+    "bfloat16": "bfloat16 elements, 2 bytes each",
+    "fp8": "fp8 e4m3 codes, 1 byte each",
+    "int8_per_token_head": "int8 codes, 1 byte each",
+    "fp8_per_token_head": "fp8 e4m3 codes, 1 byte each",
+    "int4_per_token_head": "int4 codes, two in a byte",
+}
+SCALE_NOTE = {"int4_per_token_head": "fp32; its 4 lowest bits hold the zero-point"}
+NO_SCALE = {
+    "bfloat16": "bfloat16 needs no scale.",
+    "fp8": "fp8 has one scale for the whole tensor, kept outside the cache.",
+}
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a cell: bytes ``[start, stop)`` of the bar that it is drawn in."""
+
+    name: str
+    start: int
+    stop: int
+    style: Style
+
+
+def cell_parts(spec: CacheSpec, half: str, start: int = 0) -> tuple[Piece, ...]:
+    """Data and scale of the K or V cell that starts at byte ``start``. Without a tail the scale lies on data."""
+    data = Piece(f"{half} data", start, start + spec.data_bytes, K_DATA if half == "K" else V_DATA)
+    if not spec.is_per_token_head:
+        return (data,)
+    first = start + spec.scale_offset_bytes
+    return (data, Piece(f"{half} scale", first, first + spec.scale_bytes, SCALE if spec.tail else CONTESTED))
+
+
+def cell_figure(spec: CacheSpec, *, packing: str = "packed") -> Figure:
+    """One (token, head) cell drawn large, byte by byte, and under it the page that such cells make up.
+
+    Args:
+        packing: ``packed`` (K cell and V cell side by side) or ``split`` (K half and V half of a block).
+
+    Raises:
+        ValueError: another packing.
+    """
+    one_of("packing", packing, ("packed", "split"))
+    bars = _cell_bars(spec, packing)
+    names = [*bars, "content_page_size_bytes"]
+    left = MARGIN + 0.1 + max(text_inches(name, BODY) for name in names)
+    inner = WIDTH - left - RIGHT
+    with settings():
+        legend = legend_lines(_cell_legend(spec), inner)
+        notes = wrapped(_cell_note(spec, packing), BODY, inner)
+        cells_top = MARGIN + 0.32 + 0.18 * len(notes)
+        bar_inches = SCALE_INCHES * spec.is_per_token_head + CELL_INCHES + OFFSETS_INCHES
+        page_top = cells_top + bar_inches * len(bars) + 0.1
+        legend_top = page_top + 0.3 + 3 * (PAGE_INCHES + 0.1) + 0.08
+        sheet = Sheet(WIDTH, legend_top + LINE_INCHES * len(legend) + MARGIN, _cell_alt(spec, packing))
+        sheet.write(left, MARGIN + 0.1, _cell_title(spec), TITLE, weight="bold")
+        for number, line in enumerate(notes):
+            sheet.write(left, MARGIN + 0.34 + 0.18 * number, line, BODY, color=GREY)
+        for number, (name, parts) in enumerate(bars.items()):
+            _draw_cell(sheet, (left, cells_top + bar_inches * number, inner), name, parts, spec)
+        _draw_page(sheet, (left, page_top, inner), spec, packing)
+        draw_legend(sheet, left, legend_top, legend)
+    return sheet
+
+
+def _cell_bars(spec: CacheSpec, packing: str) -> dict[str, tuple[Piece, ...]]:
+    if packing == "packed":
+        return {"K cell and V cell": cell_parts(spec, "K") + cell_parts(spec, "V", spec.cell_bytes)}
+    return {f"{half} cell": cell_parts(spec, half) for half in "KV"}
+
+
+def _cell_title(spec: CacheSpec) -> str:
+    scale = {True: f" and {spec.scale_bytes} bytes of scale", False: ""}[spec.is_per_token_head and spec.tail]
+    without = ", and no tail for its scale" if spec.is_per_token_head and not spec.tail else ""
+    return f"{spec.kv_cache_dtype}: a cell is {spec.data_bytes} bytes of data{scale}{without}"
+
+
+def _cell_note(spec: CacheSpec, packing: str) -> str:
+    if packing == "packed":
+        place = f"Packed: one token's K and V of one head lie side by side, {2 * spec.cell_bytes} bytes together."
+    else:
+        place = f"Split: a block holds all its K cells, then all its V cells, {spec.cell_bytes} bytes each."
+    if not spec.is_per_token_head:
+        return f"{place} {NO_SCALE[spec.kv_cache_dtype]}"
+    missing = spec.cells_per_page * spec.scale_bytes
+    return place + ("" if spec.tail else f" Tails for all scales would take {missing} bytes more a page.")
+
+
+def _cell_alt(spec: CacheSpec, packing: str) -> str:
+    bars = _cell_bars(spec, packing)
+    parts = "; ".join(f"{p.name} at bytes [{p.start}, {p.stop})" for bar in bars.values() for p in bar)
+    return (
+        f"{_cell_title(spec)}. {_cell_note(spec, packing)} {parts}. A page of {spec.block_size} tokens and "
+        f"{spec.num_kv_heads} heads has {spec.cells_per_page} cells: real_page_size_bytes {spec.real_page_size_bytes}, "
+        f"content_page_size_bytes {spec.content_page_size_bytes}, page_size_bytes {spec.page_size_bytes}."
+    )
+
+
+def _cell_legend(spec: CacheSpec) -> list[Entry]:
+    entries = [Entry((K_DATA,), "K data"), Entry((V_DATA,), "V data")]
+    if spec.is_per_token_head:
+        on_data = Entry((CONTESTED,), "a scale's place, on the last four bytes of data")
+        entries.append(Entry((SCALE,), "scale") if spec.tail else on_data)
+    padded = spec.page_size_bytes > spec.content_page_size_bytes
+    return entries + [Entry((UNOWNED,), "padding: nobody's bytes")] * padded
+
+
+def _draw_cell(sheet: Sheet, place: tuple[float, float, float], name: str, parts: tuple[Piece, ...], spec: CacheSpec):
+    left, top, width = place
+    total = parts[-1].stop
+    upper = SCALE_INCHES * spec.is_per_token_head
+    lower, height = upper + CELL_INCHES, upper + CELL_INCHES + OFFSETS_INCHES
+    ax = sheet.panel(left, top, width, height)
+    ax.set(xlim=(0, total), ylim=(height, 0))
+    inch = total / width
+    draw_boxes(ax, [((p.start, p.stop, upper, lower), p.style) for p in parts])
+    if inch < 1 / 0.04:
+        ax.vlines(range(1, total), lower - 0.07, lower, color=INK, lw=0.4, zorder=4)
+    sheet.write(left - 0.1, top + upper + CELL_INCHES / 2, name, ha="right")
+    for part in parts:
+        if part.name.endswith("scale"):
+            _draw_scale_label(ax, part, spec, inch)
+        else:
+            _draw_data_label(ax, part, spec, upper + CELL_INCHES / 2, inch)
+    edges = sorted({edge for part in parts for edge in (part.start, part.stop)})
+    for edge in edges:
+        before = any(part.start == edge and part.name.endswith("scale") for part in parts)
+        side = {True: "right", False: "left" if edge and edge - spec.scale_bytes in edges else "center"}[before]
+        shift = {"right": 0.03, "left": -0.03, "center": 0.0}[side] * inch
+        ax.vlines(edge, lower, lower + 0.06, color=INK, lw=0.8, clip_on=False)
+        ax.text(edge + shift, lower + 0.14, str(edge), fontsize=BODY, ha=side, va="center_baseline")
+
+
+def _draw_data_label(ax: Axes, part: Piece, spec: CacheSpec, y: float, inch: float) -> None:
+    stop = part.stop - (0 if spec.tail else spec.scale_bytes)
+    middle, size = (part.start + stop) / 2, part.stop - part.start
+    long = f"{spec.head_size} {CODES[spec.kv_cache_dtype]}"
+    looks = {"ha": "center", "va": "center_baseline", "zorder": 5}
+    ax.text(middle, y - 0.1, f"{part.name}, {size} bytes", fontsize=BODY + 1, **looks)
+    if text_inches(long, BODY) < (stop - part.start) / inch - 0.1:
+        ax.text(middle, y + 0.09, long, fontsize=BODY, **looks)
+
+
+def _draw_scale_label(ax: Axes, part: Piece, spec: CacheSpec, inch: float) -> None:
+    short = f"{part.name}, {part.stop - part.start} bytes"
+    where, what = "" if spec.tail else ", on the last bytes of data", SCALE_NOTE.get(spec.kv_cache_dtype, "fp32")
+    room = spec.cell_bytes / inch - 0.1
+    choice = (f"{short}{where}: {what}", f"{short}: {what}", f"{short}{where}", short)
+    text = next((words for words in choice if text_inches(words, BODY) <= room), part.name)
+    middle = (part.start + part.stop) / 2
+    ax.vlines(middle, SCALE_INCHES - 0.12, SCALE_INCHES, color=INK, lw=0.8)
+    ax.text(middle + 0.25 * inch, SCALE_INCHES - 0.21, text, fontsize=BODY, ha="right", va="center_baseline")
+
+
+def _draw_page(sheet: Sheet, place: tuple[float, float, float], spec: CacheSpec, packing: str) -> None:
+    left, top, width = place
+    sizes = {spec.real_page_size_bytes, spec.content_page_size_bytes, spec.page_size_bytes}
+    equal = {1: "its three sizes are equal", 2: "two of its three sizes are equal", 3: "its three sizes differ"}
+    title = (
+        f"A page holds {spec.block_size} token{'s' * (spec.block_size > 1)} × {spec.num_kv_heads} "
+        f"head{'s' * (spec.num_kv_heads > 1)} × K and V = {spec.cells_per_page} cells; {equal[len(sizes)]}"
+    )
+    sheet.write(left, top + 0.1, title, TITLE, weight="bold")
+    step, whole = PAGE_INCHES + 0.1, spec.page_size_bytes
+    width -= PAGE_RIGHT - RIGHT
+    ax = sheet.panel(left, top + 0.3, width, 3 * step)
+    ax.set(xlim=(0, whole), ylim=(3 * step, 0))
+    for number, (name, size, parts, what) in enumerate(_page_bars(spec, packing)):
+        y = number * step
+        boxes = [((p.start, p.stop, y, y + PAGE_INCHES), p.style) for p in parts]
+        draw_boxes(ax, ((box, thin(style) if len(boxes) > MOST_EDGES else style) for box, style in boxes))
+        sheet.write(left - 0.1, top + 0.3 + y + PAGE_INCHES / 2, name, ha="right")
+        away = 0.08 * whole / width
+        looks = {"fontsize": BODY, "va": "center_baseline", "clip_on": False}
+        ax.text(size + away, y + PAGE_INCHES / 2, f"{size} bytes: {what}", **looks)
+
+
+def _page_bars(spec: CacheSpec, packing: str) -> list[tuple[str, int, list[Piece], str]]:
+    real, content, page = spec.real_page_size_bytes, spec.content_page_size_bytes, spec.page_size_bytes
+    order = "KV" * (spec.cells_per_page // 2)
+    order = order if packing == "packed" else "".join(sorted(order))
+    size, styles = spec.data_bytes, {"K": K_DATA, "V": V_DATA}
+    data = [Piece("", i * size, (i + 1) * size, styles[half]) for i, half in enumerate(order)]
+    cells = [part for i, half in enumerate(order) for part in cell_parts(spec, half, i * spec.cell_bytes)]
+    padding = [Piece("", content, page, UNOWNED)] if page > content else []
+    tails = "data and tails" if spec.tail and spec.is_per_token_head else "there are no tails"
+    step = f"{page - content} of padding" if padding else "no padding"
+    return [
+        ("real_page_size_bytes", real, data, "data alone"),
+        ("content_page_size_bytes", content, cells, tails),
+        ("page_size_bytes", page, [Piece("", 0, content, Style(tint(HUES[0], 0.42))), *padding], step),
+    ]

@@ -1,0 +1,62 @@
+"""How near kernels come to the memory's limit, as one figure: bytes a second over the bytes of one launch."""
+
+from collections.abc import Mapping
+
+from matplotlib.lines import Line2D
+
+from kvviz.show.colours import GREY, HUES, INK
+from kvviz.show.figures.canvas import BODY, SMALL, Sheet, settings
+
+MARKERS = {"write": "o", "decode attention": "s"}
+
+
+def roofline(result: Mapping) -> Sheet:
+    """The roof of a machine, and under it the writes and decodes of every mode in the per-layer layout.
+
+    A launch of few bytes cannot be faster than the launch itself, one of many not faster than memory: the roof is
+    the smaller of both.
+
+    Args:
+        result: what ``benchmarks/kernels.py`` measured: ``machine``, ``date``, ``ceilings`` (GB/s of ``copy``,
+            microseconds of ``launch``), and ``rows`` (``kernel``, ``mode``, ``layout``, ``bytes``, ``us``,
+            ``GB/s``, ``share``).
+    """
+    rows = [row for row in result["rows"] if row["kernel"] in MARKERS and row["layout"] == "per-layer"]
+    rows = [row for row in rows if row.get("order", "random") == "random"]
+    limit, launch = result["ceilings"]["copy"], result["ceilings"]["launch"]
+    modes = list(dict.fromkeys(row["mode"] for row in rows))
+    least, most = min(row["bytes"] for row in rows) / 2, max(row["bytes"] for row in rows) * 2
+    best = max(rows, key=lambda row: row["share"])
+    words = (
+        f"Roofline of {result['machine']}: a copy moves {limit:,.0f} GB/s, an empty launch takes {launch:.1f} "
+        f"microseconds. {len(rows)} points, from {rows[0]['GB/s']:,.0f} GB/s for {rows[0]['bytes']:,} bytes to "
+        f"{best['share']:.0%} of the copy for {best['kernel']}, {best['mode']}."
+    )
+    with settings():
+        sheet = Sheet(9, 4.4, words)
+        ax = sheet.add_axes((0.075, 0.12, 0.66, 0.8))
+        knee = limit * launch * 1e3
+        ax.plot([least, knee, most], [least / launch / 1e3, limit, limit], color=INK, linewidth=1.5)
+        ax.annotate(f"copy: {limit:,.0f} GB/s", (most, limit), (-4, 4), fontsize=BODY, ha="right",
+                    textcoords="offset points")  # fmt: skip
+        ax.annotate(f"{launch:.1f} µs a launch", (knee * 0.75, limit * 0.75), (-7, -2), fontsize=BODY,
+                    ha="right", textcoords="offset points")  # fmt: skip
+        for hue, mode in zip(HUES, modes, strict=False):
+            for kernel, marker in MARKERS.items():
+                found = [row for row in rows if (row["mode"], row["kernel"]) == (mode, kernel)]
+                sizes = {row.get("D") for row in found}
+                for size in sizes:
+                    points = sorted((row["bytes"], row["GB/s"]) for row in found if row.get("D") == size)
+                    ax.plot(*zip(*points, strict=True), marker + "-", color=hue, markersize=5, linewidth=1)
+        ax.set(xscale="log", yscale="log", xlim=(least, most), ylim=(limit / 100, limit * 1.6))
+        ax.xaxis.set_major_formatter(lambda size, _: f"{size / 1e6:,g}")
+        ax.yaxis.set_major_formatter(lambda speed, _: f"{speed:,.0f}")
+        ax.set_xlabel("useful MB of one launch", fontsize=BODY)
+        ax.set_ylabel("GB/s", fontsize=BODY)
+        ax.set_title(f"{result['machine']}, {result['date']}", fontsize=BODY, loc="left")
+        ax.tick_params(labelsize=SMALL)
+        ax.grid(which="major", alpha=0.3)
+        keys = [Line2D([], [], color=hue, linewidth=3, label=mode) for hue, mode in zip(HUES, modes, strict=False)]
+        keys += [Line2D([], [], color=GREY, marker=m, linestyle="", label=name) for name, m in MARKERS.items()]
+        sheet.legend(handles=keys, fontsize=BODY, frameon=False, loc="center left", bbox_to_anchor=(0.745, 0.55))
+    return sheet

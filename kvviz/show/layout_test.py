@@ -1,0 +1,30 @@
+"""A layout contract for test suites: what must hold of some tensors, in one line that is loud when it does not.
+
+Works on ``meta`` tensors, so that a machine without a GPU checks the layout of any size.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kvviz.audit.audit import audit_views
+from kvviz.audit.claims import Claim
+from kvviz.audit.collect import views_of
+from kvviz.audit.view import View
+from kvviz.show.byte_map_text import render_text
+from kvviz.show.nearby import ROW_BYTES, map_around
+
+
+def assert_layout(given: Mapping[str, Any] | Sequence[View], claims: Sequence[Claim]) -> None:
+    """Raise AssertionError if the audit is not clean, with all findings and a text map of the first one's place.
+
+    Args:
+        given: tensors or arrays by name, or views.
+        claims: what must hold of them, by name; for example ``[Disjoint(("layer 0 K", "layer 0 V"))]``.
+    """
+    views = views_of(given) if isinstance(given, Mapping) else tuple(given)
+    result = audit_views(views, claims)
+    if result.clean:
+        return
+    first = next(finding for finding in result.findings if finding.severity == "error")
+    record = map_around(first, views, claims)
+    raise AssertionError("\n".join([str(result), *([] if record is None else ["", render_text(record, ROW_BYTES)])]))

@@ -1,0 +1,341 @@
+"""The audit against a byte-by-byte account in plain Python, over random small views; and what it says in words."""
+
+import random
+import time
+from collections import Counter
+from itertools import product
+
+import pytest
+
+from kvviz.audit.audit import BelongsAt, Disjoint, audit_scales, audit_views
+from kvviz.audit.findings import LOOK_ELSEWHERE
+from kvviz.audit.view import Storage, View
+
+SEEDS = range(400)
+A, B = Storage("A", 40), Storage("B", 24)
+
+
+def elements(view: View) -> dict[tuple[int, ...], range]:
+    """The bytes of each index, in the order of the indices."""
+    found = {}
+    for index in product(*map(range, view.shape)):
+        start = (view.offset + sum(i * step for i, step in zip(index, view.stride, strict=True))) * view.itemsize
+        found[index] = range(start, start + view.itemsize)
+    return found
+
+
+def account(views) -> dict[int, set[tuple[str, tuple[int, ...]]]]:
+    """Who claims each byte: byte -> {(view, index)}."""
+    claimed: dict[int, set] = {}
+    for view in views:
+        for index, bytes_ in elements(view).items():
+            for byte in bytes_:
+                claimed.setdefault(byte, set()).add((view.name, index))
+    return claimed
+
+
+def place(view: View, index: tuple[int, ...]) -> tuple:
+    bytes_ = elements(view)[index]
+    return view.name, index, bytes_.start, bytes_.stop
+
+
+def random_view(draw: random.Random, name: str, storage: Storage) -> View:
+    """Anything: gaps, negative steps, steps of 0, empty axes, before and behind the storage."""
+    shape = tuple(draw.choice((0, 1, 2, 2, 3, 3)) for _ in range(draw.randint(0, 3)))
+    stride = tuple(draw.randint(-2, 6) for _ in shape)
+    itemsize = draw.choice((1, 1, 2, 4))
+    offset = draw.randint(-1, storage.nbytes // itemsize // draw.choice((1, 3)))
+    return View(name, storage, shape, stride, offset, itemsize, role=draw.choice(("data", "scale")))
+
+
+def rearranged(draw: random.Random, view: View, storage: Storage) -> View:
+    """The same shape elsewhere: shifted, stretched, turned round, in the other order of axes, or not at all."""
+    stride, offset = list(view.stride), view.offset
+    change = draw.choice(("none", "shift", "stretch", "swap", "reverse", "elsewhere"))
+    if change == "shift":
+        offset += draw.randint(-2, 3)
+    if change == "stretch":
+        stride = [step + draw.randint(0, 1) for step in stride]
+    if change == "swap":
+        draw.shuffle(stride)
+    if change == "reverse" and view.shape and view.shape[0]:
+        offset, stride[0] = offset + stride[0] * (view.shape[0] - 1), -stride[0]
+    home = (B if storage is A else A) if change == "elsewhere" else storage
+    return View(view.name, home, view.shape, tuple(stride), offset, view.itemsize, role=view.role)
+
+
+def scene(seed: int):
+    """Views over two storages, a claim that some are disjoint, and rightful places for some."""
+    draw = random.Random(seed)
+    views = [random_view(draw, f"v{n}", draw.choice((A, A, B))) for n in range(draw.randint(1, 7))]
+    named = views if draw.random() < 0.5 else draw.sample(views, draw.randint(0, len(views)))
+    disjoint = Disjoint(tuple(view.name for view in named))
+    placed = draw.sample(views, draw.randint(0, min(2, len(views))))
+    claims = [disjoint, *(BelongsAt(v.name, rearranged(draw, v, v.storage)) for v in placed)]
+    return views, claims
+
+
+def record(finding) -> tuple:
+    """A finding as the account tells it; whose element a misplaced one hits is told beside it."""
+    told = finding.example[:2] if finding.kind in ("misplaced", "permuted") else finding.example
+    example = tuple((p.view, p.index, p.start_bytes, p.stop_bytes) for p in told)
+    return finding.kind, finding.views, finding.storage, finding.elements, finding.bytes, example
+
+
+def expected_of_one(view: View):
+    """out_of_bounds and self_overlap of one view."""
+    claimed, inside = account([view]), range(view.storage.nbytes)
+    outside = {index: bytes_ for index, bytes_ in elements(view).items() if any(b not in inside for b in bytes_)}
+    if outside:
+        first = min(outside, key=lambda index: outside[index].start)
+        count = len({b for b in claimed if b not in inside})
+        yield "out_of_bounds", (view.name,), view.storage.name, len(outside), count, (place(view, first),)
+    shared = {byte: who for byte, who in claimed.items() if len(who) > 1}
+    if shared:
+        touching = {index for who in shared.values() for _, index in who}
+        first = min(index for _, index in shared[min(shared)])
+        yield "self_overlap", (view.name,), view.storage.name, len(touching), len(shared), (place(view, first),)
+
+
+def expected_collisions(views):
+    for storage in dict.fromkeys(view.storage for view in views):
+        there = [view for view in views if view.storage == storage]
+        groups: dict[tuple[str, ...], dict[int, set]] = {}
+        for byte, who in account(there).items():
+            names = {name for name, _ in who}
+            if len(names) > 1 and 0 <= byte < storage.nbytes:
+                groups.setdefault(tuple(v.name for v in there if v.name in names), {})[byte] = who
+        for names, bytes_ in sorted(groups.items(), key=lambda item: min(item[1])):
+            members = [view for view in there if view.name in names]
+            cells = set().union(*bytes_.values())
+            first = bytes_[min(bytes_)]
+            example = tuple(place(v, min(index for name, index in first if name == v.name)) for v in members)
+            yield "collision", names, storage.name, len(cells), len(bytes_), example
+
+
+def expected_misplaced(view: View, rightful: View):
+    ours, theirs = elements(view), elements(rightful)
+    elsewhere = view.storage != rightful.storage
+    wrong = [index for index in ours if elsewhere or ours[index].start != theirs[index].start]
+    if wrong:
+        starts = [sorted(bytes_.start for bytes_ in map_.values()) for map_ in (ours, theirs)]
+        kind = "permuted" if starts[0] == starts[1] and not elsewhere else "misplaced"
+        first = min(wrong, key=lambda index: ours[index].start)
+        count = len({byte for index in wrong for byte in ours[index]})
+        example = (place(view, first), place(rightful, first))
+        yield kind, (view.name,), view.storage.name, len(wrong), count, example
+
+
+def expected_hits(view: View, rightful: View, owners) -> Counter:
+    """What lies under the lowest byte: data before anything else, and of several the one given last."""
+    ours, theirs, hits = elements(view), elements(rightful), Counter()
+    there = [owner for owner in owners if owner.storage == view.storage]
+    there = [o for o in there if o.role != "data"] + [o for o in there if o.role == "data"]
+    claimed = {owner.name: account([owner]) for owner in there}
+    for index, bytes_ in ours.items():
+        if view.storage == rightful.storage and bytes_.start == theirs[index].start:
+            continue
+        under = [owner.name for owner in there if bytes_.start in claimed[owner.name]]
+        if not 0 <= bytes_.start < view.storage.nbytes:
+            hits["outside the storage"] += 1
+        elif not under:
+            hits["padding"] += 1
+        else:
+            hits[f"{under[-1]}, at another index" if under[-1] == view.name else under[-1]] += 1
+    return hits
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_findings_are_those_of_the_account(seed):
+    views, claims = scene(seed)
+    named = {view.name: view for view in views}
+    expected = [found for view in views for found in expected_of_one(view)]
+    expected += expected_collisions([named[name] for name in claims[0].views])
+    for claim in claims[1:]:
+        expected += expected_misplaced(named[claim.view], claim.rightful)
+    result = audit_views(views, claims)
+    assert [record(finding) for finding in result.findings] == expected
+    assert result.clean == (not expected)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_hits_are_those_of_the_account(seed):
+    views, claims = scene(seed)
+    named, placed = {view.name: view for view in views}, claims[1:]
+    owners = [view for view in views if view.name not in {claim.view for claim in placed}]
+    owners += [claim.rightful for claim in placed]
+    moved = [f for f in audit_views(views, claims).findings if f.kind in ("misplaced", "permuted")]
+    rightful = {claim.view: claim.rightful for claim in placed}
+    for finding in moved:
+        (name,) = finding.views
+        counts = [count for _, count in finding.hits]
+        assert dict(finding.hits) == expected_hits(named[name], rightful[name], owners)
+        assert counts == sorted(counts, reverse=True) and sum(counts) == finding.elements
+
+
+def test_the_random_scenes_hold_every_kind_often():
+    found = [finding for seed in SEEDS for finding in audit_views(*scene(seed)).findings]
+    kinds = Counter(finding.kind for finding in found)
+    assert set(kinds) == {"collision", "misplaced", "permuted", "out_of_bounds", "self_overlap"}
+    assert min(kinds.values()) >= 10
+    assert any(len(finding.views) >= 3 for finding in found)
+    hits = {what.rpartition(", ")[2] for finding in found for what, _ in finding.hits}
+    assert {"outside the storage", "padding", "at another index", "v0"} <= hits
+    assert sum(audit_views(*scene(seed)).clean for seed in SEEDS) >= 10
+
+
+def words(name: str, offset: int, count: int = 2, step: int = 2, storage: Storage = A, role: str = "scale") -> View:
+    return View(name, storage, (count,), (step,), offset, 4, ("block",), role)
+
+
+def test_one_group_is_one_finding_however_many_claim_it():
+    (finding,) = audit_views(
+        [words(f"v{n}", 1) for n in range(28)], [Disjoint(tuple(f"v{n}" for n in range(28)))]
+    ).findings
+    assert (finding.kind, len(finding.views), finding.elements, finding.bytes) == ("collision", 28, 56, 8)
+    assert [place.view for place in finding.example] == ["v0", "v27"]
+
+
+def test_views_that_no_claim_names_may_overlay():
+    assert audit_views([words("a", 0), words("b", 0)]).clean
+    assert audit_views([words("a", 0), words("b", 0), words("c", 1)], [Disjoint(("a", "c"))]).clean
+
+
+def test_equal_addresses_in_two_storages_do_not_meet():
+    assert audit_views([words("a", 0), words("b", 0, storage=B)], [Disjoint(("a", "b"))]).clean
+
+
+def test_nothing_is_clean():
+    assert audit_views([]).clean and audit_views([], [Disjoint(())]).clean
+
+
+def test_the_right_bytes_in_another_storage_are_misplaced():
+    (finding,) = audit_views([words("a", 1)], [BelongsAt("a", words("a", 1, storage=B))]).findings
+    assert (finding.kind, finding.elements, finding.hits) == ("misplaced", 2, (("padding", 2),))
+
+
+def test_kinds_are_asked_for_by_name():
+    result = audit_views([words("a", 0), words("b", 1, step=-4)], [Disjoint(("a", "b")), BelongsAt("a", words("a", 2))])
+    assert [finding.kind for finding in result.of_kind("out_of_bounds")] == ["out_of_bounds"]
+    assert result.of_kind("collision") == ()
+    assert len(result.of_kind("misplaced")) == 1
+
+
+@pytest.mark.parametrize(
+    ("views", "claims", "said"),
+    [
+        (["a", "b", "a", "b", "c"], [], "view names must differ: a, b given more than once"),
+        (["a"], [Disjoint(("a", "z"))], "names the view 'z', which is not among the 1 views"),
+        (["a", "b"], [BelongsAt("z", words("z", 0))], "names the view 'z', which is not among the 2 views"),
+        (["a"], [BelongsAt("a", words("home", 0, count=3))], r"a has shape \(2,\) .* \(3,\)"),
+    ],
+)
+def test_names_and_shapes_must_fit(views, claims, said):
+    with pytest.raises(ValueError, match=said):
+        audit_views([words(name, 0) for name in views], claims)
+
+
+def test_scales_are_held_against_the_owner_of_their_name():
+    owners = [words("K data", 0, role="data"), words("K scale", 1)]
+    assert audit_scales(owners, owners[1:]).clean
+    moved = audit_scales(owners, [words("K scale", 2)])
+    assert [finding.kind for finding in moved.findings] == ["collision", "misplaced"]
+    assert moved.findings[1].hits == (("K data", 1), ("padding", 1))
+    with pytest.raises(ValueError, match="'V scale'.*not among the 2 views"):
+        audit_scales(owners, [words("V scale", 1)])
+
+
+def test_clean_says_where_to_look_next():
+    views = [words("a", 0), words("b", 1), words("d", 4, role="data")]
+    claims = [Disjoint(("a", "b")), Disjoint(("a", "d")), *(BelongsAt(n, words(n, k)) for k, n in enumerate("ab"))]
+    assert LOOK_ELSEWHERE.startswith("clean: what was claimed holds;")
+    assert "ordering" in LOOK_ELSEWHERE and "stale" in LOOK_ELSEWHERE
+    assert str(audit_views(views, claims)) == (
+        f"{LOOK_ELSEWHERE}\n"
+        "checked: 3 views within their storages, none on itself; 2 scale views disjoint; "
+        "2 views (1 scale, 1 data) disjoint; 2 scale views at their rightful places"
+    )
+
+
+def test_scales_that_nobody_places_are_noted():
+    a, b, data = words("a", 0), words("b", 1), words("d", 2, role="data")
+    apart = Disjoint(("a", "b", "d"))
+    (note,) = audit_views([a, b, data], [apart, BelongsAt("a", words("a", 0))]).notes
+    assert "says where 1 of 2 scale views belong" in note
+    assert audit_views([a, b, data], [apart, BelongsAt("a", "b")]).notes == ()
+    (note,) = audit_views([data, words("e", 1, role="data")], [Disjoint(("d", "e"))]).notes
+    assert note.startswith("no scale view was given")
+    assert audit_views([a, b, data]).notes == ()
+
+
+def test_a_collision_in_words():
+    result = audit_views([words("a", 0), words("b", 2)], [Disjoint(("a", "b"))])
+    assert str(result) == (
+        "collision: a, b: 2 cells, 4 bytes of A\n"
+        "  first: a [block 1] at bytes [8, 12)\n"
+        "  first: b [block 0] at bytes [8, 12)\n"
+        "note: no claim (belongs_at, follows) says where 2 of 2 scale views belong: they may be misplaced\n"
+        "checked: 2 views within their storages, none on itself; 2 scale views disjoint"
+    )
+
+
+def test_a_misplaced_view_in_words():
+    result = audit_views([words("a", 2, count=4), words("b", 4, role="data")], [BelongsAt("a", words("a", 0, count=4))])
+    assert str(result.findings[0]) == (
+        "misplaced: a: 4 cells, 16 bytes of A\n"
+        "  first: a [block 0] at bytes [8, 12)\n"
+        "  belongs: a [block 0] at bytes [0, 4)\n"
+        "  there lies: a [block 1] at bytes [8, 12)\n"
+        "  lands on b: 2\n"
+        "  lands on a, at another index: 1\n"
+        "  lands on padding: 1"
+    )
+
+
+def test_many_names_are_told_shortly():
+    names = tuple(f"v{n}" for n in range(28))
+    (finding,) = audit_views([words(name, 1) for name in names], [Disjoint(names)]).findings
+    lines = str(finding).splitlines()
+    assert lines[0] == "collision: v0, v1, ... 25 more, v27: 56 cells, 8 bytes of A"
+    assert [line.split(" [")[0] for line in lines[1:]] == ["  first: v0", "  first: v27"]
+    (four,) = audit_views([words(name, 1) for name in names[:4]], [Disjoint(names[:4])]).findings
+    assert str(four).startswith("collision: v0, v1, v2, v3: 8 cells")
+
+
+def test_drifting_views_out_of_place_share_one_budget():
+    """What each displaced view hits is refused before it is counted, not after."""
+    storage, blocks = Storage("s", 1 << 42), 50_269
+    shape = (blocks, 16, 8, 128)
+    views = [View(f"p{n}", storage, shape, (131_072 + 128 * n, 1, 16, 128), n * 7) for n in range(200)]
+    begun = time.process_time()
+    result = audit_views(views, [BelongsAt(f"p{n}", f"p{199 - n}") for n in range(100)])
+    assert time.process_time() - begun < 3
+    assert len(result.findings) == 100 and {finding.kind for finding in result.findings} == {"misplaced"}
+    wrong = blocks - 1  # the offsets differ, and the block strides the other way round: at one block they may agree
+    assert all(finding.elements >= wrong * 16 * 8 * 128 for finding in result.findings)
+
+
+def test_a_claim_given_twice_is_judged_once():
+    view, home = View("v", Storage("s", 64), (4,), (1,)), View("h", Storage("s", 64), (4,), (1,), 4)
+    claim = BelongsAt("v", "h")
+    assert audit_views([view, home], [claim, claim]) == audit_views([view, home], [claim])
+
+
+def test_bytes_outside_that_are_too_much_work_are_told_and_not_counted():
+    shape, stride = (1000, 1001, 1003, 1007), (10_007_000_003, 10_007_001, 10_007, 9)
+    view = View("v", Storage("s", 64), shape, stride)
+    (finding,) = audit_views([view]).of_kind("out_of_bounds")
+    assert finding.elements is None and "reaches bytes [0, " in finding.text and "was not counted" in finding.text
+
+
+def test_views_that_meet_themselves_share_one_budget():
+    """Thousands of them are told without counts and soon; a small one before them is counted."""
+    storage = Storage("s", 1 << 40)
+    small = View("small", storage, (3, 4), (2, 1))
+    views = [View(f"v{n}", storage, (2000 + n, 3000 + n), (1, 1), n) for n in range(1000)]
+    begun = time.process_time()
+    first, *others = audit_views([small, *views]).findings
+    assert time.process_time() - begun < 3
+    account = [start for block in range(3) for start in range(2 * block, 2 * block + 4)]
+    assert first.bytes == len({start for start in account if account.count(start) > 1}) == 4
+    assert len(others) == 1000 and all(f.kind == "self_overlap" and f.elements is None for f in others)

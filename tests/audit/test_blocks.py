@@ -1,0 +1,275 @@
+"""Overlay, Covers and SameBytes against an account in plain Python, byte by byte, over random small pools."""
+
+import random
+import time
+from collections import Counter
+from dataclasses import replace
+from itertools import product
+
+import pytest
+
+from kvviz.audit.audit import audit_views
+from kvviz.audit.claims import Aligned, Covers, Disjoint, Overlay, SameBytes
+from kvviz.audit.view import Storage, View
+
+SEEDS = range(300)
+POOL = Storage("pool", 96)
+
+
+def elements(view: View) -> dict[tuple[int, ...], range]:
+    """The bytes of each index."""
+    found = {}
+    for index in product(*map(range, view.shape)):
+        start = (view.offset + sum(i * step for i, step in zip(index, view.stride, strict=True))) * view.itemsize
+        found[index] = range(start, start + view.itemsize)
+    return found
+
+
+def blocks_of(view: View) -> dict[int, set[int]]:
+    """The bytes of each block."""
+    found: dict[int, set[int]] = {}
+    for index, bytes_ in elements(view).items():
+        found.setdefault(index[0], set()).update(bytes_)
+    return found
+
+
+def touching(views, bad: dict[str, dict[int, set[int]]]) -> Counter:
+    """Elements of each view that have a bad byte; bad bytes are given by view and block."""
+    counts: Counter = Counter()
+    for view in views:
+        for index, bytes_ in elements(view).items():
+            counts[view.name] += bool(bad[view.name].get(index[0], set()) & set(bytes_))
+    return counts
+
+
+def random_view(draw: random.Random, name: str, block_bytes: int | None) -> View:
+    """Blocks of up to two more axes, with gaps, an offset, any size of elements."""
+    itemsize = draw.choice((1, 1, 2, 4))
+    shape = (draw.choice((1, 2, 3, 4)), *(draw.choice((1, 2, 3)) for _ in range(draw.randint(0, 2))))
+    step = draw.choice((3, 4, 5, 6, 8)) if block_bytes is None else block_bytes // itemsize
+    stride = (step, *(draw.choice((1, 1, 2, 3)) for _ in shape[1:]))
+    return View(name, POOL, shape, stride, draw.randint(0, 6), itemsize)
+
+
+def scene(seed: int) -> list[View]:
+    draw = random.Random(seed)
+    block_bytes = draw.choice((None, 8, 12, 16))
+    return [random_view(draw, f"v{n}", block_bytes) for n in range(draw.randint(1, 5))]
+
+
+def record(finding) -> tuple:
+    return finding.kind, finding.views, finding.elements, finding.bytes
+
+
+def claimed(views, claims) -> list:
+    """What the claims found; what the views alone have is left out."""
+    alone = set(audit_views(views).findings)
+    return [finding for finding in audit_views(views, claims).findings if finding not in alone]
+
+
+def expected_overlay(views):
+    claimants: dict[int, set[tuple[str, int]]] = {}
+    for view in views:
+        for block, bytes_ in blocks_of(view).items():
+            for byte in bytes_:
+                claimants.setdefault(byte, set()).add((view.name, block))
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for byte, who in claimants.items():
+        if len({block for _, block in who}) > 1:
+            groups.setdefault(tuple(v.name for v in views if v.name in {name for name, _ in who}), []).append(byte)
+    for names, bytes_ in groups.items():
+        bad = {name: dict.fromkeys(range(9), set(bytes_)) for name in names}
+        cells = touching([view for view in views if view.name in names], bad)
+        yield "collision", names, cells.total(), len(bytes_)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_overlay_is_that_of_the_account(seed):
+    views = scene(seed)
+    found = claimed(views, [Overlay(tuple(view.name for view in views))])
+    assert sorted(map(record, found)) == sorted(expected_overlay(views))
+    for finding in found:
+        assert finding.example and len({p.view for p in finding.example}) == len(finding.views)
+
+
+def expected_covers(extent, content, neighbours):
+    taken = blocks_of(extent)
+    missing = {
+        view.name: {b: bytes_ - taken[b] for b, bytes_ in blocks_of(view).items() if b in taken} for view in content
+    }
+    foreign = {
+        view.name: {
+            block: bytes_ & set().union(*(there for other, there in taken.items() if other != block))
+            for block, bytes_ in blocks_of(view).items()
+        }
+        for view in neighbours
+    }
+    for kind, views, bad in (("truncated", content, missing), ("oversized", neighbours, foreign)):
+        bytes_ = set().union(*(there for by_block in bad.values() for there in by_block.values()))
+        if bytes_:
+            cells = touching(views, bad)
+            names = dict.fromkeys((extent.name, *(v.name for v in views if cells[v.name])))
+            yield kind, tuple(names), cells.total(), len(bytes_)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_covers_is_that_of_the_account(seed):
+    views = scene(seed)
+    extent, others = views[0], views[1:] or [random_view(random.Random(seed), "content", None)]
+    draw = random.Random(seed)
+    content = draw.sample(others, draw.randint(1, len(others)))
+    neighbours = draw.choice(([], draw.sample(others, draw.randint(1, len(others)))))
+    claim = Covers("v0", tuple(v.name for v in content), tuple(v.name for v in neighbours))
+    found = claimed([extent, *others], [claim])
+    assert list(map(record, found)) == list(expected_covers(extent, content, neighbours or content))
+    for finding in found:
+        assert finding.text.startswith(f"{finding.bytes} bytes")
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_same_bytes_is_that_of_the_account(seed):
+    part, whole = (scene(seed) + scene(seed + 1))[:2]
+    whole = View("whole", POOL, whole.shape, whole.stride, whole.offset, whole.itemsize)
+    ours, theirs = (set().union(*blocks_of(view).values()) for view in (part, whole))
+    expected = []
+    for kind, view, bytes_ in (("oversized", part, ours - theirs), ("truncated", whole, theirs - ours)):
+        if bytes_:
+            cells = sum(bool(bytes_ & set(there)) for there in elements(view).values())
+            expected.append((kind, (part.name, "whole"), cells, len(bytes_)))
+    found = claimed([part, whole], [SameBytes(part.name, "whole")])
+    assert sorted(map(record, found)) == sorted(expected)
+
+
+def test_the_random_pools_hold_everything_often():
+    """Equal and unequal block strides, both faults of an extent, clean ones, one block of several."""
+    counts: Counter = Counter()
+    for seed in SEEDS:
+        views = scene(seed)
+        counts["equal" if len({v.stride[0] * v.itemsize for v in views}) == 1 else "unequal"] += 1
+        counts["clean" if not list(expected_overlay(views)) else "collision"] += 1
+        counts["fewer blocks"] += len(views) > 1 and views[0].shape[0] < views[1].shape[0]
+        for kind, *_ in expected_covers(views[0], views[1:], views[1:]) if views[1:] else ():
+            counts[kind] += 1
+    assert min(counts.values()) >= 20 and len(counts) == 7
+
+
+def pages(name: str, width: int, blocks: int = 4, step: int = 16, offset: int = 0, storage: Storage = POOL) -> View:
+    return View(name, storage, (blocks, width), (step, 1), offset, axes=("block", "byte"))
+
+
+def test_an_exact_extent_is_clean_and_padding_may_be_covered():
+    views = [pages("content", 12), pages("tight", 12), pages("with padding", 16)]
+    assert not claimed(views, [Covers("tight", ("content",)), Covers("with padding", ("content",))])
+
+
+def test_a_block_range_of_the_content_is_its_first_blocks():
+    """An extent of two blocks owes two blocks, and may not touch the others."""
+    views = [pages("content", 16), pages("two", 16, blocks=2), pages("two, long", 24, blocks=2)]
+    assert not claimed(views, [Covers("two", ("content",))])
+    (finding,) = claimed(views, [Covers("two, long", ("content",))])
+    assert record(finding) == ("oversized", ("two, long", "content"), 16, 16)
+
+
+def test_neighbours_of_the_same_block_may_be_covered():
+    """A clear of a whole page from the page's start wipes the layers of its own block only."""
+    views = [pages("layer 0", 6), pages("layer 1", 6, offset=8), pages("from 0", 16), pages("from 8", 16, offset=8)]
+    layers = ("layer 0", "layer 1")
+    assert not claimed(views, [Covers("from 0", ("layer 0",), layers)])
+    (finding,) = claimed(views, [Covers("from 8", ("layer 1",), layers)])
+    assert record(finding) == ("oversized", ("from 8", "layer 0"), 18, 18)
+    assert finding.text == "18 bytes of other blocks are covered: 18 cells of layer 0"
+
+
+def test_cells_are_elements_and_not_bytes():
+    """Two float32 of a block lack a byte each, though one is cut by another view's edge as well."""
+    content = View("content", POOL, (2, 3), (8, 1), 0, 4)
+    views = [content, View("extent", POOL, (2, 5), (32, 1), 0), View("edge", POOL, (2, 7), (32, 1), 0)]
+    truncated, *others = claimed(views, [Covers("extent", ("content", "edge"))])
+    assert record(truncated) == ("truncated", ("extent", "content", "edge"), 2 * 2 + 2 * 2, 2 * 7) and not others
+
+
+def test_many_equal_blocks_cost_what_few_cost():
+    large = Storage("large", 16 << 30)
+    views = [pages("content", 24, 1 << 26, 256, storage=large), pages("sent", 16, 1 << 26, 256, storage=large)]
+    (finding,) = claimed(views, [Covers("sent", ("content",))])
+    assert record(finding) == ("truncated", ("sent", "content"), 8 << 26, 8 << 26)
+
+
+def test_many_blocks_of_unequal_strides_are_judged_by_the_first():
+    """What is found there holds; it is not counted. The same at a size that is counted says the same kinds."""
+    for blocks in (50_269, 64):
+        memory = Storage("memory", blocks * 32)
+        cache = View("cache", memory, (blocks, 2, 16), (16, blocks * 16, 1), axes=("block", "kv", "byte"))
+        sent = pages("sent", 32, blocks, 32, storage=memory)
+        truncated, oversized = found = claimed([cache, sent], [Covers("sent", ("cache",))])
+        assert (truncated.kind, oversized.kind) == ("truncated", "oversized")
+        if blocks == 64:
+            assert list(map(record, found)) == list(expected_covers(sent, [cache], [cache]))
+        else:
+            assert (truncated.elements, truncated.bytes) == (None, None)
+            assert "counted in the first 341 blocks of each view only" in truncated.text
+
+
+@pytest.mark.parametrize(
+    ("views", "claim", "said"),
+    [
+        ([View("a", POOL, (), ()), pages("b", 4)], Overlay(("a", "b")), "a has no axis: its first axis must be"),
+        ([View("a", POOL, (), ()), pages("b", 4)], Covers("b", ("a",), ("b",)), "a has no axis"),
+        ([View("a", POOL, (), ()), pages("b", 4)], Covers("a", ("b",)), "a has no axis"),
+        (
+            [pages("a", 4), pages("b", 4, storage=Storage("other", 96))],
+            Covers("a", ("b",)),
+            "a lies in pool, and b elsewhere",
+        ),
+        ([pages("a", 4)], Covers("a", ("z",)), "names the view 'z', which is not among the 1 views"),
+    ],
+)
+def test_errors_say_what_does_not_fit(views, claim, said):
+    with pytest.raises(ValueError, match=said):
+        audit_views(views, [claim])
+
+
+def test_what_is_too_much_work_is_never_called_clean():
+    """One claim is not judged; what the others find stays."""
+    views = [pages("a", 1, 3000, 16), pages("b", 1, 3000, 17, 60_000)]
+    result = audit_views(views, [Overlay(("a", "b")), Disjoint(("a", "b")), Aligned("b", 2)])
+    (overlay,) = (finding for finding in result.of_kind("collision") if finding.text)
+    assert not result.clean and (overlay.views, overlay.elements, overlay.bytes) == (("a", "b"), None, None)
+    said = "not judged: the block strides of a, b differ; nothing was found in their first 512 blocks, "
+    assert overlay.text.startswith(said) and "more than the 4096" in overlay.text
+    assert result.of_kind("unaligned") and result.of_kind("out_of_bounds")
+    assert "disjoint" in "".join(result.checked) and "equal block ids" not in "".join(result.checked)
+
+
+def test_blocks_that_an_extent_does_not_reach_are_named():
+    views = [pages("content", 16), pages("two", 16, blocks=2), pages("three", 16, blocks=3), pages("four", 16)]
+    left = {view.name: audit_views(views, [Covers(view.name, ("content",))]) for view in views}
+    assert all(result.clean for result in left.values())
+    assert left["two"].notes == ("blocks 2 to 3 of content were not judged: two ends at its 2 blocks",)
+    assert left["three"].notes == ("block 3 of content was not judged: three ends at its 3 blocks",)
+    assert left["four"].notes == left["content"].notes == ()
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_claims_that_share_neighbours_say_what_each_says_alone(seed):
+    views = scene(seed) + [replace(view, name=f"w{n}") for n, view in enumerate(scene(seed + 1))]
+    names = tuple(view.name for view in views)
+    claims = [Covers(view.name, (names[n - 1],), names) for n, view in enumerate(views)]
+    alone = [finding for claim in claims for finding in claimed(views, [claim])]
+    assert claimed(views, claims) == list(dict.fromkeys(alone))
+    want = [item for n, extent in enumerate(views) for item in expected_covers(extent, [views[n - 1]], views)]
+    assert list(map(record, alone)) == want
+
+
+def test_an_extent_a_layer_does_not_grow_with_the_square_of_the_layers():
+    large, blocks = Storage("large", 1 << 42), 50_269
+    views = [
+        View(f"l{n}", large, (blocks, 2, 16, 8, 128), (200 << 15, 1 << 14, 1 << 10, 128, 1), n << 15)
+        for n in range(200)
+    ]
+    apart = [replace(view, stride=(1 << 15, *view.stride[1:]), offset=view.offset * blocks) for view in views]
+    for group in (views, apart):
+        names = tuple(view.name for view in group)
+        begun = time.process_time()
+        assert audit_views(group, [Covers(name, (name,), names) for name in names]).clean
+        assert time.process_time() - begun < 6

@@ -1,0 +1,112 @@
+"""Blocks in pieces into a staging buffer and back, through the kernel."""
+
+import pytest
+import torch
+
+from kvviz.kernels.gather import BlockGatherer
+from kvviz.kernels.runtime import device
+
+DEVICE = device()
+
+
+def buffers(*sizes):
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(0, 256, (size,), generator=generator, dtype=torch.uint8).to(DEVICE) for size in sizes]
+
+
+def int64(*numbers):
+    return torch.tensor(numbers, dtype=torch.int64, device=DEVICE)
+
+
+@pytest.mark.parametrize("unit", [1, 2, 4, 8, 16, 48])
+def test_blocks_in_pieces_of_several_storages_come_and_go(unit):
+    """Blocks of one, two and three pieces, asked for out of order and one of them not at all."""
+    storages = buffers(100 * unit, 64 * unit, 1000 * unit)
+    pieces_of = [
+        [(2, 10, 700, 0), (0, 0, 1, 690), (1, 3, 64, 700)],
+        [(0, 50, 100, 800)],
+        [(0, 1, 50, 0)],
+        [(2, 999, 1000, 691), (1, 0, 3, 3)],
+    ]
+    pieces_of = [[(s, *(n * unit for n in numbers)) for s, *numbers in pieces] for pieces in pieces_of]
+    gatherer = BlockGatherer(storages, pieces_of, 850 * unit)
+    stage = torch.zeros(4, 850 * unit, dtype=torch.uint8, device=DEVICE)
+    gatherer.gather(int64(3, 0, 1), stage)
+    want = torch.zeros_like(stage)
+    for row, block in enumerate((3, 0, 1)):
+        for storage, start, stop, at in pieces_of[block]:
+            want[row, at : at + stop - start] = storages[storage][start:stop]
+    assert torch.equal(stage, want)
+    before = [storage.clone() for storage in storages]
+    gatherer.scatter(int64(3, 0, 1), 255 - stage)
+    for block in (3, 0, 1):
+        for storage, start, stop, _ in pieces_of[block]:
+            before[storage][start:stop] = 255 - before[storage][start:stop]
+    assert all(torch.equal(*pair) for pair in zip(before, storages, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("pieces", "said"),
+    [
+        ([], "a block without pieces"),
+        ([(0, 4, 4, 0)], "bytes 4 to 4 are no stretch of storage 0, which has 64"),
+        ([(0, 60, 65, 0)], "bytes 60 to 65"),
+        ([(0, -1, 5, 0)], "bytes -1 to 5"),
+        ([(0, 0, 8, 0), (0, 8, 16, 7)], "two pieces lie on byte 7"),
+        ([(0, 0, 32, 1)], "reach byte 33 of a gathered block, which has 32"),
+    ],
+)
+def test_tables_that_cannot_be(pieces, said):
+    with pytest.raises(ValueError, match=said):
+        BlockGatherer(buffers(64), [pieces], 32)
+
+
+def test_stages_and_blocks_that_do_not_fit():
+    gatherer = BlockGatherer(buffers(64), [[(0, 0, 32, 0)]], 32)
+    wrong = [torch.zeros(32, dtype=torch.uint8), torch.zeros(1, 32), torch.zeros(1, 64, dtype=torch.uint8)[:, ::2]]
+    for stage in wrong:
+        with pytest.raises(ValueError, match="contiguous uint8"):
+            gatherer.gather(int64(0), stage.to(DEVICE) if stage.is_contiguous() else stage)
+    one = torch.zeros(1, 32, dtype=torch.uint8, device=DEVICE)
+    for blocks in (int64(0, 0), int64(0).int()):
+        with pytest.raises(ValueError, match="do not fit a stage"):
+            gatherer.gather(blocks, one)
+
+
+def test_pieces_larger_than_one_program():
+    storages = buffers(3 << 20)
+    gatherer = BlockGatherer(storages, [[(0, 1, (2 << 20) + 2, 5)]], (2 << 20) + 6)
+    stage = torch.zeros(1, (2 << 20) + 6, dtype=torch.uint8, device=DEVICE)
+    gatherer.gather(int64(0), stage)
+    assert torch.equal(stage[0, 5:], storages[0][1 : (2 << 20) + 2]) and not stage[0, :5].any()
+
+
+@pytest.mark.parametrize(
+    ("blocks", "said"),
+    [
+        ([0, 2], "not all among the cache's 0 to 1"),
+        ([-1, 0], r"blocks \[-1, 0\] are not all"),
+    ],
+)
+def test_blocks_that_the_cache_does_not_have(blocks, said):
+    gatherer = BlockGatherer(buffers(64), [[(0, 0, 32, 0)], [(0, 32, 64, 0)]], 32)
+    stage = torch.zeros(2, 32, dtype=torch.uint8, device=DEVICE)
+    for move in (gatherer.gather, gatherer.scatter):
+        with pytest.raises(ValueError, match=said):
+            move(int64(*blocks), stage)
+
+
+def test_lists_of_blocks_with_steps_are_refused():
+    gatherer = BlockGatherer(buffers(64), [[(0, 0, 32, 0)], [(0, 32, 64, 0)]], 32)
+    stage = torch.zeros(2, 32, dtype=torch.uint8, device=DEVICE)
+    for blocks in (int64(0, 1, 1, 0)[::2], int64(0, 1).view(2, 1)):
+        with pytest.raises(ValueError, match="must be contiguous"):
+            gatherer.gather(blocks, stage)
+
+
+def test_a_piece_of_too_many_parts_is_refused(monkeypatch):
+    gatherer = BlockGatherer(buffers(70_001), [[(0, 1, 70_000, 0)]], 70_001)
+    monkeypatch.setattr("kvviz.kernels.gather.LARGEST_TENSOR", 1)
+    monkeypatch.setattr("kvviz.kernels.gather.GPU_BYTES", 1)
+    with pytest.raises(ValueError, match="a piece of 69999 bytes is 69999 parts .* at most 65535 bytes"):
+        gatherer.gather(int64(0), torch.zeros(1, 70_001, dtype=torch.uint8, device=DEVICE))
