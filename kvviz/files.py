@@ -1,0 +1,59 @@
+"""Write files whole: another process sees the old file or the new file, and never a half-written one.
+
+The data go into a *part file* in the same folder. When the part file is complete, it takes the name of the file.
+A process that is killed leaves its part file behind; :func:`remove_stale` removes it later.
+"""
+
+import contextlib
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+STALE_SECONDS = 24 * 3600
+"""Age at which a part file or a temporary folder is taken for a leftover: no process here works for a day."""
+
+
+def write_whole(path: Path, data: bytes) -> int:
+    """Write ``data`` to the file ``path`` and return the number of bytes.
+
+    Raises:
+        OSError: the file cannot be written. Then the file that was at ``path`` before is unchanged.
+    """
+    with part_file(path) as part:
+        part.write_bytes(data)
+    return len(data)
+
+
+@contextlib.contextmanager
+def part_file(path: Path, pattern: str = ".{name}.{unique}.part") -> Iterator[Path]:
+    """Yield the path of a part file beside ``path``, and give the part file the name ``path`` when the block ends.
+
+    If the block raises, the part file is removed, and the file that was at ``path`` before is unchanged.
+
+    Args:
+        pattern: how the part file is called: ``{name}`` is the name of ``path``, ``{unique}`` differs in each call.
+    """
+    part = path.with_name(pattern.format(name=path.name, unique=secrets.token_hex(8)))
+    try:
+        yield part
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def remove_stale(folder: Path, pattern: str, older_than_seconds: float = STALE_SECONDS) -> None:
+    """Remove the files and folders in ``folder`` that match ``pattern`` and were changed that long ago.
+
+    A file or folder that cannot be removed is left alone: this function raises nothing.
+    """
+    for left in folder.glob(pattern):
+        with contextlib.suppress(OSError):
+            if time.time() - left.lstat().st_mtime <= older_than_seconds:
+                continue
+            if left.is_dir() and not left.is_symlink():
+                shutil.rmtree(left, ignore_errors=True)
+            else:
+                left.unlink()
