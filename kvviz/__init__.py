@@ -9,7 +9,7 @@ it, ``engine`` serves a model over it, ``show`` draws it. ``challenge`` makes un
 
 from importlib import import_module
 
-__version__ = "0.2.0.dev0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "CacheSpec": "kvviz.cache.spec",

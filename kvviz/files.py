@@ -28,15 +28,12 @@ def write_whole(path: Path, data: bytes) -> int:
 
 
 @contextlib.contextmanager
-def part_file(path: Path, pattern: str = ".{name}.{unique}.part") -> Iterator[Path]:
+def part_file(path: Path) -> Iterator[Path]:
     """Yield the path of a part file beside ``path``, and give the part file the name ``path`` when the block ends.
 
     If the block raises, the part file is removed, and the file that was at ``path`` before is unchanged.
-
-    Args:
-        pattern: how the part file is called: ``{name}`` is the name of ``path``, ``{unique}`` differs in each call.
     """
-    part = path.with_name(pattern.format(name=path.name, unique=secrets.token_hex(8)))
+    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
         yield part
         os.replace(part, path)

