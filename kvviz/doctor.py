@@ -1,34 +1,54 @@
-"""``python -m kvviz doctor``: what this machine has for the notebooks, and what to do about what it lacks.
+"""Check this machine for the notebooks, and say what to do about everything that is missing: ``kvviz doctor``.
 
-Each line is a record, made first and rendered second. Nothing that is missing raises, torch included, and nothing
-is changed but ``TRITON_INTERPRET``, as :func:`kvviz.kernels.runtime.prepare` chooses it.
+Each check makes one record, which is printed as one line. A package that is missing or broken is a line too, and not an
+exception. The checks change only ``TRITON_INTERPRET``, which :func:`kvviz.kernels.runtime.prepare` chooses.
 """
 
 import importlib.metadata
-import importlib.util
+import json
 import os
 import platform
 import shutil
+import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import kvviz
+from kvviz import environment
 
 STATUSES = ("ok", "note", "fail")
-INSTALL = "python -m pip install -r requirements.txt"
-NOTEBOOK_PACKAGES = ("jupyterlab", "ipywidgets", "ipykernel", "nbclient", "nbconvert", "nbformat")
-OTHER_PACKAGES = ("matplotlib", "latex2mathml", "gguf", "tokenizers")
+PACKAGES = {
+    "": ("numpy", "PIL"),
+    "kernels": ("torch", "triton", "psutil"),
+    "notebook": (
+        "matplotlib", "jupyterlab", "ipywidgets", "ipykernel", "IPython", "jupyter_client", "nbclient", "nbconvert",
+        "nbformat", "jinja2", "markupsafe", "bleach", "latex2mathml", "gguf", "tokenizers", "safetensors", "filelock",
+        "platformdirs",
+    ),
+}  # fmt: skip
+"""Extra of pyproject.toml to the modules that it installs; "" is an installation without extras."""
+
+ALL_MODULES = tuple(module for modules in PACKAGES.values() for module in modules)
+DISTRIBUTIONS = {"PIL": "pillow"}
+"""Names on the package index that differ from the name of the module."""
+
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "firefox")
 FREE_HOST_BYTES = 2 << 30
+"""Memory that a notebook with the language model needs, in bytes."""
+
 FREE_GPU_BYTES = 1 << 30
+"""GPU memory that a notebook may take, in bytes."""
+
+IMPORT_SECONDS = 180
+"""Limit of importing all packages in one process, in seconds. It takes about 10 s on two CPU cores."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One line: ``fail`` means that notebooks will not run, ``note`` that something optional is missing."""
+    """One line. ``fail``: notebooks will not run. ``note``: something is missing that notebooks can do without."""
 
     name: str
     status: str
@@ -37,24 +57,28 @@ class Check:
 
     def __post_init__(self) -> None:
         if self.status not in STATUSES:
-            raise ValueError(f"status must be one of {STATUSES}, and is {self.status!r}.")
+            raise ValueError(f"status must be one of {STATUSES}, not {self.status!r}.")
         if (self.status == "ok") != (self.remedy == ""):
-            raise ValueError(f"A check has a remedy when it is not ok, and only then: {self}.")
+            raise ValueError(f"A check must have a remedy, unless its status is ok: {self}.")
+
+
+Problems = dict[str, str]
+"""Module to the reason why it cannot be imported; modules that can be imported are not in it."""
 
 
 def checks() -> tuple[Check, ...]:
-    """All checks of this machine, in the order in which they are printed. Raises nothing."""
-    made = []
+    """Return all checks of this machine, in the order in which they are printed. Raises nothing."""
+    made, problems = [], import_problems()
     for name, (check, remedy) in CHECKS.items():
         try:
-            made.append(check(name))
+            made.append(check(name, problems))
         except Exception as error:  # a broken installation may raise anything
-            made.append(Check(name, "fail", _said(error), remedy))
+            made.append(Check(name, "fail", _message(error), remedy))
     return tuple(made)
 
 
 def render(checks: tuple[Check, ...]) -> str:
-    """The checks as text: a line each, and a line below with what to do."""
+    """Return the checks as text: one line per check, and the remedy in the next line."""
     lines = []
     for check in checks:
         lines.append(f"{check.status:<5} {check.name:<11} {check.text}")
@@ -64,7 +88,7 @@ def render(checks: tuple[Check, ...]) -> str:
 
 
 def ready(checks: tuple[Check, ...]) -> bool:
-    """Whether everything that the notebooks need works."""
+    """Return True if no check failed, so that the notebooks can run."""
     return all(check.status != "fail" for check in checks)
 
 
@@ -72,12 +96,17 @@ def main() -> int:
     """Print the checks, and return the exit status: 0 if the notebooks can run, else 1."""
     made = checks()
     print(render(made))
-    print("\nEverything that the notebooks need is there." if ready(made) else "\nThe lines with fail need care.")
-    return 0 if ready(made) else 1
+    if ready(made):
+        print("\nEverything that the notebooks need is there.")
+        return 0
+    print("\nCorrect the lines with fail before you run the notebooks.")
+    if any(check.name == "audit" and check.status == "ok" for check in made):
+        print("kvviz audit works already.")
+    return 1
 
 
 def machine() -> dict[str, str]:
-    """Where a report was made, for its header: kernels, machine, torch, triton, python and kvviz. No host name.
+    """Describe this machine for the header of a report, without the name of the host.
 
     Raises:
         ImportError, RuntimeError: kernels cannot run here; the message says what to do.
@@ -99,34 +128,102 @@ def machine() -> dict[str, str]:
 
 
 def browser() -> str | None:
-    """The path of the first browser of ``BROWSERS`` on the PATH, or None."""
+    """Return the path of the first browser of :data:`BROWSERS` on the PATH, or None."""
     return next((found for name in BROWSERS if (found := shutil.which(name))), None)
 
 
-def _python(name: str) -> Check:
-    return _at_least(name, platform.python_version(), (3, 11), f" ({sys.executable})")
+def install_command(extra: str) -> str:
+    """Return the command that installs an extra of kvviz, in the same way as kvviz is installed."""
+    copied = Path(kvviz.__file__).resolve().is_relative_to(Path(sysconfig.get_path("purelib")).resolve())
+    what = f".[{extra}]" if extra else "."
+    return f"python -m pip install {'' if copied else '-e '}'{what}' in the folder of kvviz's pyproject.toml"
 
 
-def _kvviz(name: str) -> Check:
-    return Check(name, "ok", f"{kvviz.__version__} ({Path(kvviz.__file__).parent})")
+def missing_package(module: str) -> str:
+    """Say in one sentence that a module is not installed, and which extra of kvviz installs it."""
+    root = module.partition(".")[0]
+    name = DISTRIBUTIONS.get(root, root)
+    extra = next((extra for extra, modules in PACKAGES.items() if root in modules), None)
+    if extra is None:
+        return f"the package {name} is not installed: python -m pip install {name}"
+    part = f", which belongs to the extra {extra!r} of kvviz," if extra else ""
+    return f"the package {name}{part} is not installed: {install_command(extra)}"
 
 
-def _torch(name: str) -> Check:
+_IMPORT_ALL = """
+import importlib, json, sys
+sys.path[:] = json.loads(sys.argv[1])
+for module in sys.argv[2:]:
+    problem = ""
+    try:
+        importlib.import_module(module)
+    except BaseException as error:
+        missing = isinstance(error, ModuleNotFoundError) and error.name == module
+        problem = "is not installed" if missing else f"raises {type(error).__name__}: {error}"
+    print("\\nkvviz " + json.dumps([module, problem]), flush=True)
+"""
+"""Program that imports modules one after the other, and prints the problem of each."""
+
+
+def import_problems(modules: Sequence[str] = ALL_MODULES) -> Problems:
+    """Import modules in a process of their own, and return the reasons why some of them cannot be imported.
+
+    The process has the ``sys.path`` of this process. If a module ends the process, or does not end in time, the modules
+    after it are imported in another process.
+    """
+    command = [sys.executable, "-c", _IMPORT_ALL, json.dumps(sys.path), *modules]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=IMPORT_SECONDS)
+        printed, end = done.stdout, f"ends Python with status {done.returncode}"
+    except subprocess.TimeoutExpired as error:
+        printed, end = error.stdout or b"", f"is not imported after {IMPORT_SECONDS} s"
+    lines = [line for line in printed.decode("utf-8", "replace").splitlines() if line.startswith("kvviz ")]
+    found = dict(json.loads(line.removeprefix("kvviz ")) for line in lines)
+    left = [module for module in modules if module not in found]
+    if left:
+        found |= {left[0]: end} | (import_problems(left[1:]) if left[1:] else {})
+    return {module: " ".join(problem.split()) for module, problem in found.items() if problem}
+
+
+def _python(name: str, problems: Problems) -> Check:
+    return _at_least(name, platform.python_version(), (3, 11), f" ({sys.executable})", "Install Python 3.11 to 3.14.")
+
+
+def _kvviz(name: str, problems: Problems) -> Check:
+    wrong = environment.wrong_paths()
+    if not wrong:
+        return Check(name, "ok", f"{kvviz.__version__} ({Path(kvviz.__file__).parent})")
+    remedy = "If you moved or copied the folder of kvviz, run make environment there. "
+    return Check(name, "fail", wrong, f"{remedy}Without make: python -m pip install --force-reinstall --no-deps -e .")
+
+
+def _audit(name: str, problems: Problems) -> Check:
+    return _packages(name, problems, "", ("numpy", "PIL"))
+
+
+def _torch(name: str, problems: Problems) -> Check:
+    if name in problems:
+        return _packages(name, problems, "kernels", (name,))
     import torch
 
     build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "ROCm" if torch.version.hip else "CPU"
-    return _at_least(name, torch.__version__, (2, 11), f" ({build} build)")
+    return _at_least(name, torch.__version__, (2, 11), f" ({build} build)", install_command("kernels"))
 
 
-def _triton(name: str) -> Check:
-    from kvviz.kernels import runtime  # its sentence for a missing Triton speaks of each platform
+def _triton(name: str, problems: Problems) -> Check:
+    if problems.get(name) == "is not installed" and "torch" not in problems:
+        from kvviz.kernels import runtime  # INSTALL_HINT says what works on systems without Triton
 
-    if importlib.util.find_spec("triton") is None:
-        return Check(name, "fail", "not installed", runtime.INSTALL_HINT)
-    return _at_least(name, importlib.metadata.version("triton"), (3, 6))
+        return Check(name, "fail", "triton is not installed", runtime.INSTALL_HINT)
+    if name in problems:
+        return _packages(name, problems, "kernels", (name,))
+    return _at_least(name, importlib.metadata.version(name), (3, 6), "", install_command("kernels"))
 
 
-def _kernels(name: str) -> Check:
+def _kernels(name: str, problems: Problems) -> Check:
+    broken = [module for module in ("torch", "triton") if module in problems]
+    if broken:
+        return Check(name, "fail", f"need {' and '.join(broken)}", CHECKS[name][1])
     from kvviz.kernels import runtime
 
     if runtime.prepare() == "interpreter":
@@ -140,25 +237,29 @@ def _kernels(name: str) -> Check:
     missing = _compiler_missing()
     if missing:
         hint = "Install it, or set TRITON_INTERPRET=1 before starting Python to run kernels on the CPU."
-        return Check(name, "fail", f"{text}, but Triton lacks {missing}", hint)
+        return Check(name, "fail", f"{text}, but Triton needs {missing}", hint)
     return Check(name, "ok", text)
 
 
-def _gpu_memory(name: str) -> Check:
+def _gpu_memory(name: str, problems: Problems) -> Check:
+    if "torch" in problems:
+        return Check(name, "fail", "needs torch", CHECKS["kernels"][1])
     import torch
 
     if not torch.cuda.is_available():
-        return Check(name, "ok", "no GPU, and none is needed")
+        return _no_gpu(name)
     try:
         free, total = torch.cuda.mem_get_info()
-    except RuntimeError as error:  # no memory left for a context
+    except RuntimeError as error:  # no memory is left for a context
         if "out of memory" not in str(error):
             raise
         free, total = 0, torch.cuda.get_device_properties().total_memory
     return _memory(name, free, total, FREE_GPU_BYTES)
 
 
-def _host_memory(name: str) -> Check:
+def _host_memory(name: str, problems: Problems) -> Check:
+    if "psutil" in problems:
+        return _packages(name, problems, "kernels", ("psutil",))
     import psutil
 
     from kvviz.cache.buffers import free_host_bytes
@@ -166,64 +267,94 @@ def _host_memory(name: str) -> Check:
     return _memory(name, free_host_bytes(), psutil.virtual_memory().total, FREE_HOST_BYTES)
 
 
-def _jupyter(name: str) -> Check:
-    versions = {package: _version(package) for package in (*NOTEBOOK_PACKAGES, *OTHER_PACKAGES)}
-    missing = [package for package, version in versions.items() if version is None]
-    if missing:
-        return Check(name, "fail", f"not installed: {', '.join(missing)}", INSTALL)
-    return Check(name, "ok", f"JupyterLab {versions['jupyterlab']}, ipywidgets {versions['ipywidgets']}")
+def _jupyter(name: str, problems: Problems) -> Check:
+    made = _packages(name, problems, "notebook", PACKAGES["notebook"])
+    if made.status == "fail":
+        return made
+    versions = [importlib.metadata.version(package) for package in ("jupyterlab", "ipywidgets")]
+    return Check(name, "ok", f"JupyterLab {versions[0]}, ipywidgets {versions[1]}")
 
 
-def _model(name: str) -> Check:
+def _model(name: str, problems: Problems) -> Check:
     from kvviz.engine import weights
 
+    if "platformdirs" in problems:
+        return _packages(name, problems, "notebook", ("platformdirs",))
     try:
         wrong = weights.fault()
-    except ValueError as error:  # KVVIZ_CACHE is relative
-        return Check(name, "fail", str(error), "Then run: python -m kvviz fetch")
+    except ValueError as error:  # KVVIZ_CACHE is relative, or there is no home folder
+        return Check(name, "fail", str(error), "Then run: kvviz fetch")
     if wrong:
-        return Check(name, "fail", f"{weights.model_path()} {wrong}", "python -m kvviz fetch")
+        return Check(name, "fail", f"{weights.model_path()} {wrong}", "kvviz fetch")
     return Check(name, "ok", str(weights.model_path()))
 
 
-def _browser(name: str) -> Check:
+def _browser(name: str, problems: Problems) -> Check:
     found = browser()
     if found:
         return Check(name, "ok", found)
     return Check(name, "note", "none on the PATH", "Only the browser tests need one: Chromium, Chrome or Firefox.")
 
 
-CHECKS: dict[str, tuple[Callable[[str], Check], str]] = {
-    "python": (_python, INSTALL),
-    "kvviz": (_kvviz, INSTALL),
-    "torch": (_torch, INSTALL),
-    "triton": (_triton, INSTALL),
-    "kernels": (_kernels, "Mend the lines above first; after a change, restart the kernel or the process."),
-    "GPU memory": (_gpu_memory, INSTALL),
-    "memory": (_host_memory, INSTALL),
-    "jupyter": (_jupyter, INSTALL),
-    "model": (_model, "python -m kvviz fetch"),
-    "browser": (_browser, INSTALL),
+CHECKS: dict[str, tuple[Callable[[str, Problems], Check], str]] = {
+    "python": (_python, "Install Python 3.11 to 3.14."),
+    "kvviz": (_kvviz, "Run make environment in the folder of kvviz."),
+    "audit": (_audit, "Install numpy and Pillow again."),
+    "torch": (_torch, "Install torch again."),
+    "triton": (_triton, "Install triton again."),
+    "kernels": (_kernels, "Correct the lines above first. Then restart the kernel or the process."),
+    "GPU memory": (_gpu_memory, "Check the NVIDIA driver with nvidia-smi."),
+    "memory": (_host_memory, "Install psutil again."),
+    "jupyter": (_jupyter, "Install the packages again."),
+    "model": (_model, "kvviz fetch"),
+    "browser": (_browser, "Only the browser tests need a browser."),
 }
+"""Name of a check to its function, and what to do if the function raises an error."""
 
 
-def _at_least(name: str, version: str, least: tuple[int, int], more: str = "") -> Check:
+def _packages(name: str, problems: Problems, extra: str, modules: tuple[str, ...]) -> Check:
+    """Check that some modules of an extra can be imported, and name the ones that cannot."""
+    names = {module: DISTRIBUTIONS.get(module, module) for module in modules}
+    missing = [names[module] for module in modules if problems.get(module) == "is not installed"]
+    if missing:
+        return Check(name, "fail", f"not installed: {', '.join(missing)}", install_command(extra))
+    broken = [f"{names[module]} {problems[module]}" for module in modules if module in problems]
+    if broken:
+        again = ", ".join(names[module] for module in modules if module in problems)
+        hint = f"If a file of yours has the name of the package, rename it. Otherwise install again: {again}."
+        return Check(name, "fail", "; ".join(broken), hint)
+    return Check(name, "ok", ", ".join(f"{one} {importlib.metadata.version(one)}" for one in names.values()))
+
+
+def _at_least(name: str, version: str, least: tuple[int, int], more: str, remedy: str) -> Check:
     major, minor = (int(part) for part in version.split(".")[:2])
     if (major, minor) < least:
-        return Check(name, "fail", f"{version}{more} is older than {least[0]}.{least[1]}", INSTALL)
+        return Check(name, "fail", f"{version}{more} is older than {least[0]}.{least[1]}", remedy)
     return Check(name, "ok", f"{version}{more}")
 
 
 def _memory(name: str, free_bytes: int, total_bytes: int, least_bytes: int) -> Check:
     free, total, least = (number / 2**30 for number in (free_bytes, total_bytes, least_bytes))
     if free < least:
-        remedy = f"The notebooks take about {least:.0f} GiB: close other programs."
+        remedy = f"A notebook takes about {least:.0f} GiB: close other programs."
         return Check(name, "note", f"{free:.1f} of {total:.1f} GiB free", remedy)
     return Check(name, "ok", f"at least {least:.0f} of {total:.1f} GiB free")
 
 
+def _no_gpu(name: str) -> Check:
+    """Say whether this machine has an NVIDIA GPU that torch cannot use, and what torch needs."""
+    import torch
+
+    if not shutil.which("nvidia-smi") and not Path("/dev/nvidiactl").exists():
+        return Check(name, "ok", "no GPU, and none is needed")
+    if torch.version.cuda is None:
+        return Check(name, "note", "torch cannot use the NVIDIA GPU", "Install the CUDA build of torch to use the GPU.")
+    remedy = f"Check with nvidia-smi that the driver works and is new enough for CUDA {torch.version.cuda}."
+    return Check(name, "note", "torch cannot use the NVIDIA GPU", remedy)
+
+
 def _compiler_missing() -> str | None:
-    """What Triton needs to build its launcher for a GPU, and this machine has not."""
+    """Return what Triton needs to compile its launcher for a GPU and this machine does not have, or None."""
     if not os.environ.get("CC") and not any(shutil.which(name) for name in ("gcc", "clang", "cc")):
         return "a C compiler (gcc or clang)"
     if not Path(sysconfig.get_paths()["include"], "Python.h").is_file():
@@ -231,14 +362,7 @@ def _compiler_missing() -> str | None:
     return None
 
 
-def _said(error: Exception) -> str:
+def _message(error: Exception) -> str:
     if isinstance(error, ModuleNotFoundError) and error.name:
         return f"{error.name} is not installed"
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None

@@ -31,6 +31,14 @@ WAIT_SECONDS = 3600
 IMPORT_SECONDS = 60
 """Limit of one ``import kvviz`` in a process of its own. It takes 0.1 s, and longer on a machine that is busy."""
 
+_FILES_WITH_PATHS = (
+    "bin/*",
+    "pyvenv.cfg",
+    "share/jupyter/kernels/*/kernel.json",
+    "lib/python*/site-packages/*.pth",
+    "lib/python*/site-packages/__editable__*",
+    "lib/python*/site-packages/kvviz-*/direct_url.json",
+)
 _INTERPRETER = re.compile(r"(/[^\n\"']*)/python[\d.]*\b")
 
 
@@ -59,7 +67,9 @@ def set_up(root: Path, index: str = "") -> None:
         if found == wanted:
             return
         if found.get("requirements") == wanted["requirements"]:
-            print(f"This folder was {found['folder']} when .venv was made. The paths in .venv are corrected.", flush=True)
+            print(
+                f"This folder was {found['folder']} when .venv was made. The paths in .venv are corrected.", flush=True
+            )
             move(root / ".venv", Path(found["folder"]), root)
             if installed_folder(_python(root / ".venv")) != str(root / "kvviz"):
                 print("The environment still imports kvviz from another folder. It is made again.", flush=True)
@@ -72,13 +82,11 @@ def set_up(root: Path, index: str = "") -> None:
 def move(environment: Path, old: Path, new: Path) -> None:
     """Replace the path ``old`` by ``new`` in the commands of an environment and in the files that locate kvviz."""
     path = re.compile(re.escape(str(old)) + r"(?![\w.-])")
-    for pattern in ("bin/*", "pyvenv.cfg", "lib/python*/site-packages/*.pth", "share/jupyter/kernels/*/kernel.json",
-                    "lib/python*/site-packages/__editable__*", "lib/python*/site-packages/kvviz-*/direct_url.json"):  # fmt: skip
-        for file in environment.glob(pattern):
-            with contextlib.suppress(UnicodeDecodeError, IsADirectoryError):
-                text = file.read_text(encoding="utf-8")
-                if path.search(text):
-                    file.write_text(path.sub(lambda _: str(new), text), encoding="utf-8")
+    for file in (file for pattern in _FILES_WITH_PATHS for file in environment.glob(pattern) if file.is_file()):
+        with contextlib.suppress(UnicodeDecodeError):  # a program, which contains no path
+            text = file.read_text(encoding="utf-8")
+            if path.search(text):
+                file.write_text(path.sub(lambda _: str(new), text), encoding="utf-8")
 
 
 def wrong_paths() -> str:

@@ -1,6 +1,5 @@
-"""The doctor: records of what is there, never an exception about what is not; and the command line around it."""
+"""``kvviz doctor`` makes a line, and never an exception, of everything that is missing; and the command ``kvviz``."""
 
-import builtins
 import os
 import subprocess
 import sys
@@ -9,11 +8,25 @@ from types import SimpleNamespace
 
 import pytest
 
+import kvviz
 from kvviz import __main__ as cli
-from kvviz import doctor
+from kvviz import doctor, environment
 from kvviz.doctor import Check
 from kvviz.engine import weights
 from kvviz.kernels import runtime
+
+ROOT = Path(kvviz.__file__).parents[1]
+MAIN = "import sys; from kvviz.__main__ import main; sys.exit(main(sys.argv[1:]))"
+import_problems = doctor.import_problems
+
+
+@pytest.fixture(autouse=True)
+def problems(monkeypatch) -> dict[str, str]:
+    """The result of importing all packages, which takes seconds: empty at first, and a test may fill it."""
+    found = {}
+    monkeypatch.setattr(doctor, "import_problems", lambda: found)
+    monkeypatch.setattr(environment, "wrong_paths", lambda: "")
+    return found
 
 
 def by_name() -> dict[str, Check]:
@@ -23,26 +36,6 @@ def by_name() -> dict[str, Check]:
 @pytest.fixture
 def whole_model(monkeypatch):
     monkeypatch.setattr(weights, "fault", lambda path=None: None)
-
-
-@pytest.fixture
-def without(monkeypatch):
-    """``without("torch")``: importing it fails as if it were not installed."""
-    true_import = builtins.__import__
-
-    def hide(*names: str) -> None:
-        for module in list(sys.modules):
-            if module.partition(".")[0] in names:
-                monkeypatch.delitem(sys.modules, module)
-
-        def guarded(name, *arguments, **options):
-            if name.partition(".")[0] in names:
-                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-            return true_import(name, *arguments, **options)
-
-        monkeypatch.setattr(builtins, "__import__", guarded)
-
-    return hide
 
 
 def test_a_whole_machine_is_ready(whole_model):
@@ -63,7 +56,7 @@ def test_the_text_has_a_line_each_and_a_remedy_below():
 
 def test_about_ten_lines_when_all_is_well(whole_model, monkeypatch):
     monkeypatch.setattr(doctor, "browser", lambda: "chromium")
-    assert len(doctor.render(doctor.checks()).splitlines()) == len(doctor.CHECKS) == 10
+    assert len(doctor.render(doctor.checks()).splitlines()) == len(doctor.CHECKS) == 11
 
 
 def test_only_a_fail_stands_in_the_way():
@@ -78,54 +71,116 @@ def test_a_check_without_a_fitting_remedy_is_refused(status, remedy):
         Check("model", status, "text", remedy)
 
 
-def test_torch_missing_is_a_line_and_the_rest_goes_on(without, whole_model, monkeypatch):
-    monkeypatch.delitem(sys.modules, "kvviz.kernels.runtime", raising=False)
-    monkeypatch.delattr("kvviz.kernels.runtime", raising=False)
-    without("torch")
+def test_without_torch_the_other_checks_go_on(problems, whole_model):
+    problems |= dict.fromkeys(["torch", "triton", "psutil"], "is not installed")
     made = by_name()
-    assert (made["torch"].status, made["torch"].text) == ("fail", "torch is not installed")
-    assert "requirements.txt" in made["torch"].remedy
-    assert made["kernels"].status == "fail"
-    assert made["python"].status == made["model"].status == "ok"
+    for name, text in (("torch", "torch"), ("triton", "triton"), ("memory", "psutil")):
+        assert (made[name].status, made[name].text) == ("fail", f"not installed: {text}")
+        assert made[name].remedy == doctor.install_command("kernels")
+    assert made["kernels"].text == "need torch and triton" and made["GPU memory"].text == "needs torch"
+    assert made["python"].status == made["audit"].status == made["model"].status == "ok"
 
 
-def test_psutil_missing_is_a_line(without):
-    without("psutil")
-    assert by_name()["memory"].text == "psutil is not installed"
-
-
-def test_triton_missing_says_what_works_without_it(monkeypatch):
-    find_spec = doctor.importlib.util.find_spec
-    hidden = lambda name, *more: None if name == "triton" else find_spec(name, *more)  # noqa: E731
-    monkeypatch.setattr(doctor.importlib.util, "find_spec", hidden)
+def test_triton_missing_says_what_works_without_it(problems):
+    problems["triton"] = "is not installed"
     made = by_name()
     assert (made["triton"].status, made["triton"].remedy) == ("fail", runtime.INSTALL_HINT)
     assert made["kernels"].status == "fail"
 
 
+def test_a_package_that_raises_is_named_with_its_error(problems):
+    problems |= {
+        "triton": "raises RuntimeError: boom",
+        "gguf": "raises ValueError: bad",
+        "nbclient": "is not installed",
+    }
+    made = by_name()
+    assert (made["triton"].status, made["triton"].text) == ("fail", "triton raises RuntimeError: boom")
+    assert made["triton"].remedy.endswith("Otherwise install again: triton.")
+    assert made["jupyter"].text == "not installed: nbclient"
+    del problems["nbclient"]
+    assert by_name()["jupyter"].text == "gguf raises ValueError: bad"
+
+
+def test_what_is_approved_was_imported(tmp_path, monkeypatch):
+    """Each kind of damage, in files with the names of packages: an error, the end of Python, and waiting forever."""
+    monkeypatch.setattr(doctor, "import_problems", import_problems)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(doctor, "IMPORT_SECONDS", 20)
+    (tmp_path / "triton.py").write_text("raise RuntimeError('boom,\\n  twice')")
+    (tmp_path / "tokenizers.py").write_text("import os; print('kvviz? no', flush=True); os._exit(3)")
+    (tmp_path / "gguf.py").write_text("import sys; sys.exit('no')")
+    (tmp_path / "nbformat.py").write_text("import no_such_package")
+    modules = ["numpy", "triton", "tokenizers", "gguf", "nbformat", "PIL", "absent_package"]
+    assert import_problems(modules) == {
+        "triton": "raises RuntimeError: boom, twice",
+        "tokenizers": "ends Python with status 3",
+        "gguf": "raises SystemExit: no",
+        "nbformat": "raises ModuleNotFoundError: No module named 'no_such_package'",
+        "absent_package": "is not installed",
+    }
+    (tmp_path / "gguf.py").write_text("import time; time.sleep(60)")
+    monkeypatch.setattr(doctor, "IMPORT_SECONDS", 3)
+    assert import_problems(["gguf"]) == {"gguf": "is not imported after 3 s"}
+
+
+@pytest.mark.slow
+def test_every_package_here_can_be_imported():
+    assert import_problems() == {}
+
+
+def test_a_folder_that_was_moved_is_a_fail(monkeypatch):
+    monkeypatch.setattr(environment, "wrong_paths", lambda: "a notebook imports kvviz from /old")
+    made = by_name()["kvviz"]
+    assert (made.status, made.text) == ("fail", "a notebook imports kvviz from /old")
+    assert "make environment" in made.remedy and "pip install" in made.remedy
+
+
 def test_a_relative_cache_is_a_line(monkeypatch):
     monkeypatch.setenv("KVVIZ_CACHE", "mine")
     made = by_name()["model"]
-    assert (made.status, made.remedy) == ("fail", "Then run: python -m kvviz fetch")
+    assert (made.status, made.remedy) == ("fail", "Then run: kvviz fetch")
     assert made.text.startswith("KVVIZ_CACHE is 'mine', a relative path")
 
 
 def test_a_check_that_breaks_is_a_line_with_the_error(monkeypatch):
-    def broken(name):
+    def broken(name, problems):
         raise OSError("libtorch.so:\n cannot open")
 
     monkeypatch.setitem(doctor.CHECKS, "torch", (broken, "mend it"))
     assert by_name()["torch"] == Check("torch", "fail", "OSError: libtorch.so: cannot open", "mend it")
 
 
-def test_packages_that_are_missing_are_named(monkeypatch):
-    monkeypatch.setattr(doctor, "_version", lambda name: None if name in ("nbclient", "gguf") else "1.0")
-    assert doctor._jupyter("jupyter") == Check("jupyter", "fail", "not installed: nbclient, gguf", doctor.INSTALL)
+def test_packages_that_are_missing_are_named(problems):
+    problems |= dict.fromkeys(["nbclient", "gguf"], "is not installed")
+    hint = doctor.install_command("notebook")
+    assert by_name()["jupyter"] == Check("jupyter", "fail", "not installed: nbclient, gguf", hint)
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        ("gguf.constants", "the package gguf, which belongs to the extra 'notebook' of kvviz, is not installed: "),
+        ("torch", "the package torch, which belongs to the extra 'kernels' of kvviz, is not installed: "),
+        ("PIL", "the package pillow is not installed: "),
+        ("mooncake", "the package mooncake is not installed: python -m pip install mooncake"),
+    ],
+)
+def test_a_missing_package_names_the_extra(module, words):
+    said = doctor.missing_package(module)
+    assert said.startswith(words)
+    assert "which belongs" not in said or ".[" in said
+
+
+def test_an_extra_is_installed_as_kvviz_is(monkeypatch):
+    assert "pip install -e '.[kernels]'" in doctor.install_command("kernels")
+    monkeypatch.setattr(doctor.sysconfig, "get_path", lambda name: str(ROOT))
+    assert "pip install '.[kernels]'" in doctor.install_command("kernels")
 
 
 @pytest.mark.parametrize(("version", "status"), [("2.10.1", "fail"), ("2.11.0+cpu", "ok"), ("3.0.0.dev1", "ok")])
 def test_an_old_version_is_a_fail(version, status):
-    assert doctor._at_least("torch", version, (2, 11)).status == status
+    assert doctor._at_least("torch", version, (2, 11), "", "install it").status == status
 
 
 def test_little_memory_is_a_note():
@@ -142,7 +197,7 @@ def test_the_model_line(monkeypatch, fault, status):
     check = by_name()["model"]
     assert check.status == status
     assert str(weights.model_path()) in check.text and (fault or "") in check.text
-    assert check.remedy == ("python -m kvviz fetch" if fault else "")
+    assert check.remedy == ("kvviz fetch" if fault else "")
 
 
 def test_no_browser_is_a_note(monkeypatch):
@@ -157,9 +212,9 @@ def test_a_gpu_is_named_and_needs_a_compiler(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     monkeypatch.setattr(doctor, "_compiler_missing", lambda: None)
-    assert doctor._kernels("kernels") == Check("kernels", "ok", "run on: NVIDIA H200 (compute capability 9.0)")
+    assert doctor._kernels("kernels", {}) == Check("kernels", "ok", "run on: NVIDIA H200 (compute capability 9.0)")
     monkeypatch.setattr(doctor, "_compiler_missing", lambda: "a C compiler (gcc or clang)")
-    assert doctor._kernels("kernels").status == "fail"
+    assert doctor._kernels("kernels", {}).status == "fail"
 
 
 def test_a_full_gpu_is_a_note_with_what_to_do(monkeypatch):
@@ -170,14 +225,25 @@ def test_a_full_gpu_is_a_note_with_what_to_do(monkeypatch):
 
     monkeypatch.setattr(runtime, "prepare", lambda: "interpreter")
     monkeypatch.setattr(runtime, "full", lambda: "The GPU is full: shut down what you have finished.")
-    check = doctor._kernels("kernels")
+    check = doctor._kernels("kernels", {})
     assert (check.status, check.remedy) == ("note", "The GPU is full: shut down what you have finished.")
     assert check.text == "run in Triton's interpreter on the CPU: the GPU is full"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", no_context)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: SimpleNamespace(total_memory=8 << 30))
-    check = doctor._gpu_memory("GPU memory")
+    check = doctor._gpu_memory("GPU memory", {})
     assert (check.status, check.text) == ("note", "0.0 of 8.0 GiB free")
+
+
+@pytest.mark.parametrize(("cuda", "words"), [(None, "CUDA build of torch"), ("12.8", "new enough for CUDA 12.8")])
+def test_a_gpu_that_torch_cannot_use_is_a_note(monkeypatch, cuda, words):
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: "/usr/bin/nvidia-smi")
+    check = doctor._gpu_memory("GPU memory", {})
+    assert (check.status, check.text) == ("note", "torch cannot use the NVIDIA GPU") and words in check.remedy
 
 
 def test_what_a_compiler_needs(monkeypatch, tmp_path):
@@ -194,20 +260,45 @@ def test_what_a_compiler_needs(monkeypatch, tmp_path):
 def test_the_command_exits_with_what_it_found(monkeypatch, capsys):
     monkeypatch.setattr(doctor, "checks", lambda: (Check("model", "fail", "absent", "fetch it"),))
     assert cli.main(["doctor"]) == 1
-    assert "fetch it" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "fetch it" in said and "kvviz audit works" not in said
+    both = (Check("model", "fail", "absent", "fetch it"), Check("audit", "ok", "numpy"))
+    monkeypatch.setattr(doctor, "checks", lambda: both)
+    assert cli.main(["doctor"]) == 1
+    assert capsys.readouterr().out.endswith("kvviz audit works already.\n")
     monkeypatch.setattr(doctor, "checks", lambda: (Check("model", "ok", "there"),))
     assert cli.main(["doctor"]) == 0
 
 
-def test_commands_import_only_what_they_need():
-    """The parser and fetch run without torch, triton and Jupyter."""
+def test_the_parser_and_the_model_file_need_no_package():
     script = (
         "import sys, kvviz.__main__, kvviz.engine.weights\n"
         "kvviz.__main__._parser().parse_args(['report', '--out', 'x'])\n"
-        "print(sorted({'torch', 'triton', 'gguf', 'nbconvert', 'matplotlib'} & set(sys.modules)))"
+        "print(sorted({'numpy', 'torch', 'triton', 'gguf', 'nbconvert', 'matplotlib'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+WITHOUT_EXTRAS = """if True:
+    import importlib.abc, sys
+    from kvviz import doctor
+    hidden = {module for extra, modules in doctor.PACKAGES.items() if extra for module in modules}
+    class Hide(importlib.abc.MetaPathFinder):
+        def find_spec(self, name, path=None, target=None):
+            if name.partition(".")[0] in hidden:
+                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+    sys.meta_path.insert(0, Hide())
+    from kvviz.__main__ import main
+    sys.exit(main(sys.argv[1:]))"""
+
+
+@pytest.mark.parametrize("command", ["fetch", "report", "workshop"])
+def test_a_command_without_its_extra_names_the_extra(command):
+    order = [sys.executable, "-c", WITHOUT_EXTRAS, command]
+    done = subprocess.run(order, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert done.stderr.startswith(f"kvviz {command}: the package ") and ".[notebook]" in done.stderr
 
 
 def test_report_gets_folders_and_names(monkeypatch, tmp_path):
@@ -227,7 +318,10 @@ def test_report_gets_folders_and_names(monkeypatch, tmp_path):
     ("error", "words"),
     [
         (FileNotFoundError("There is no notebook\n 99."), "kvviz fetch: There is no notebook 99."),
-        (ModuleNotFoundError("No module named 'gguf'", name="gguf"), "kvviz fetch: the package gguf is not installed"),
+        (
+            ModuleNotFoundError("No module named 'gguf'", name="gguf"),
+            "kvviz fetch: the package gguf, which belongs to the",
+        ),
     ],
 )
 def test_what_a_user_can_mend_is_one_sentence(monkeypatch, capsys, error, words):

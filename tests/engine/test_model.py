@@ -89,7 +89,7 @@ def test_an_empty_question_is_refused(question):
 def test_a_missing_file_is_a_sentence(tmp_path, monkeypatch):
     pytest.importorskip("gguf")
     monkeypatch.setenv("KVVIZ_CACHE", str(tmp_path))
-    with pytest.raises(ModelMissingError, match="is absent: run python -m kvviz fetch"):
+    with pytest.raises(ModelMissingError, match="is absent: run kvviz fetch"):
         load_model()
 
 

@@ -67,7 +67,11 @@ def never(*_):
 
 def test_the_second_time_the_gguf_is_not_read(model, monkeypatch):
     assert_right(unpack(model), model)
-    assert [path.name for path in sorted(model.parent.iterdir())] == ["small.Q4_1.float32-2.safetensors", model.name, "unpack.lock"]
+    assert [path.name for path in sorted(model.parent.iterdir())] == [
+        "small.Q4_1.float32-2.safetensors",
+        model.name,
+        "unpack.lock",
+    ]
     want = dequantised(model)
     monkeypatch.setattr(gguf, "GGUFReader", never)
     assert np.array_equal(unpack(model).tensors["tall"], want["tall"])
@@ -92,7 +96,9 @@ def test_what_a_process_writes_stays_its_own(model):
 
 
 def of_another_format(content: bytes) -> bytes:
-    return content.replace(unpacked_weights.FORMAT.encode(), unpacked_weights.FORMAT.replace("float32 2", "float32 9").encode())
+    return content.replace(
+        unpacked_weights.FORMAT.encode(), unpacked_weights.FORMAT.replace("float32 2", "float32 9").encode()
+    )
 
 
 def of_another_source(content: bytes) -> bytes:
