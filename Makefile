@@ -8,8 +8,8 @@ BIN := .venv/bin/python
 TRITONS := 3.6.0 3.7.1 3.9.0
 NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 
-# Tests run in two processes. A process takes whole files, so that a fixture of a file is made once.
-PYTEST := $(BIN) -m pytest -n 2 --dist loadfile
+# Tests run in two processes. tests/conftest.py says which tests share a process, and which tests start first.
+PYTEST := $(BIN) -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
 
 .PHONY: help environment report course test test-fast test-tritons lab workshop lint clean
 

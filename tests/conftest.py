@@ -1,4 +1,4 @@
-"""What every test may use: the language model's path, a browser, and skips that may be forbidden."""
+"""What every test may use: the model's path, a browser, skips that can be forbidden, and a clean environment."""
 
 import importlib.util
 import os
@@ -8,9 +8,51 @@ from pathlib import Path
 
 import pytest
 
+REQUIREMENTS = ("KVVIZ_REQUIRE_GPU", "KVVIZ_REQUIRE_MODEL", "KVVIZ_REQUIRE_BROWSER")
+"""Variables of the caller that turn skips into failures. They are read once, when pytest starts."""
+
+CALLERS = (*REQUIREMENTS, "KVVIZ_NOTEBOOKS", "MPLBACKEND", "IPYTHONDIR", "NO_COLOR", "FORCE_COLOR", "PYTHONWARNINGS")
+"""Variables of the caller that could change what a test sees. Tests and their child processes run without them."""
+
+REQUIRED = frozenset(name for name in REQUIREMENTS if os.environ.get(name) == "1")
+
+IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
+"""True in each of the processes that pytest-xdist starts."""
+
+
+def pytest_configure() -> None:
+    if IS_WORKER:  # each of the processes has one core, and so have its notebooks
+        os.environ["OMP_NUM_THREADS"] = "1"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def clean_environment() -> Iterator[None]:
+    """Remove the variables :data:`CALLERS` while tests run."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in CALLERS:
+            patch.delenv(name, raising=False)
+        yield
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Under pytest-xdist: start the slow files first, and give each process whole files.
+
+    A notebook takes minutes. If notebooks ran last, one process would be idle in the end. The tests of one file share
+    what is made once per file, for example a model or a report, so that they run in one process. Only the notebooks of
+    test_notebooks.py share nothing.
+    """
+    if not IS_WORKER:
+        return
+    slow = {kind: {item.path for item in items if item.get_closest_marker(kind)} for kind in ("notebook", "browser")}
+    items.sort(key=lambda item: (item.path not in slow["notebook"], item.path not in slow["browser"]))
+    for item in items:
+        alone = item.path.name == "test_notebooks.py" and item.get_closest_marker("notebook")
+        item.add_marker(pytest.mark.xdist_group(item.name if alone else str(item.path)))
+
 
 def gpu_missing() -> str | None:
-    """What this machine lacks for tests marked ``gpu``, or None."""
+    """Return what this machine lacks for tests marked ``gpu``, or None."""
     for package in ("torch", "triton"):
         if importlib.util.find_spec(package) is None:
             return f"the package {package} is not installed"
@@ -32,12 +74,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> pytest.TestReport:
-    """With ``KVVIZ_REQUIRE_GPU=1``, a ``gpu`` test that is skipped, wherever and why ever, has failed."""
+    """With ``KVVIZ_REQUIRE_GPU=1``, turn each skip of a ``gpu`` test into a failure."""
     report = yield
-    if report.skipped and item.get_closest_marker("gpu") and os.environ.get("KVVIZ_REQUIRE_GPU") == "1":
+    if report.skipped and item.get_closest_marker("gpu") and "KVVIZ_REQUIRE_GPU" in REQUIRED:
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
         report.outcome = "failed"
-        report.longrepr = f"KVVIZ_REQUIRE_GPU=1 forbids to skip this test, which said: {reason}"
+        report.longrepr = f"KVVIZ_REQUIRE_GPU=1 forbids to skip this test. The reason of the skip: {reason}"
     return report
 
 
@@ -49,14 +91,14 @@ def model_path() -> Path:
     try:
         return weights.find()
     except FileNotFoundError as error:
-        if os.environ.get("KVVIZ_REQUIRE_MODEL") == "1":
+        if "KVVIZ_REQUIRE_MODEL" in REQUIRED:
             pytest.fail(f"KVVIZ_REQUIRE_MODEL=1, and: {error}")
         pytest.skip(str(error))
 
 
 def browser_missing(reason: str) -> None:
-    """Skip, or fail where ``KVVIZ_REQUIRE_BROWSER=1`` says that there must be a browser."""
-    if os.environ.get("KVVIZ_REQUIRE_BROWSER") == "1":
+    """Skip, or fail if ``KVVIZ_REQUIRE_BROWSER=1``."""
+    if "KVVIZ_REQUIRE_BROWSER" in REQUIRED:
         pytest.fail(f"KVVIZ_REQUIRE_BROWSER=1, and {reason}")
     pytest.skip(reason)
 
@@ -80,9 +122,9 @@ def chromium() -> Iterator:
 
 @pytest.fixture
 def opened(chromium) -> Iterator:
-    """Opens a piece of HTML as a page of its own, offline: ``opened(html, width=, scheme=, javascript=, touch=)``.
+    """A function that opens HTML as a page, offline: ``opened(html, width=, scheme=, javascript=, touch=)``.
 
-    What the page asked for, said in dialogs or threw is in its lists ``asked``, ``dialogs`` and ``errors``.
+    The page's lists ``asked``, ``dialogs`` and ``errors`` contain its requests, its dialogs and its errors.
     """
     contexts = []
 

@@ -1,5 +1,7 @@
-"""The environment's files agree with one another, and what they promise is there."""
+"""The files that describe the environment agree, each extra installs what its modules import, and make sets it up."""
 
+import ast
+import importlib.metadata
 import os
 import re
 import shutil
@@ -13,10 +15,26 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
+from kvviz import CacheSpec, allocate, doctor
+from kvviz.audit import collect, views_file
+from tests.test_doctor import WITHOUT_EXTRAS
+
 ROOT = Path(__file__).parents[1]
 ASIDE = {"mooncake"}
-"""Extras that are not part of the environment: a section of notebook 07 uses them where they are installed."""
-TARGETS = ("help", "report", "course", "test", "test-fast", "test-tritons", "lab", "workshop", "lint", "clean")
+"""Extras that are not part of the environment. A section of notebook 07 uses mooncake if it is installed."""
+
+TARGETS = ("help", "environment", "report", "course", "test", "test-fast", "test-tritons", "lab", "workshop", "lint",
+           "clean")  # fmt: skip
+EXTRAS_OF_ROOMS = {
+    "audit": {""},
+    "cache": {"", "kernels"},
+    "kernels": {"", "kernels"},
+    "engine": {"", "kernels", "notebook"},
+    "challenge": {"", "kernels"},
+    "show": {"", "notebook"},
+    "report": {"", "notebook"},
+}
+"""The extras whose packages a room may import; "" is an installation without extras."""
 
 
 def requirement_lines() -> list[str]:
@@ -28,7 +46,7 @@ def pins() -> dict[str, Requirement]:
     return {found.name: found for found in map(Requirement, requirement_lines()[:-1])}
 
 
-def environment() -> dict:
+def conda() -> dict:
     return yaml.safe_load((ROOT / "environment.yml").read_text())
 
 
@@ -36,11 +54,35 @@ def project() -> dict:
     return tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
-def declared() -> dict[str, Requirement]:
+def extras() -> dict[str, dict[str, Requirement]]:
+    """Extra to its requirements, by name of the package; "" is an installation without extras."""
     fixed = project()["project"]
-    extras = [texts for name, texts in fixed["optional-dependencies"].items() if name not in ASIDE]
-    texts = [*fixed["dependencies"], *(text for extra in extras for text in extra)]
-    return {found.name: found for found in map(Requirement, texts)}
+    texts = {"": fixed["dependencies"]} | fixed["optional-dependencies"]
+    found = {extra: [*map(Requirement, lines)] for extra, lines in texts.items()}
+    return {extra: {one.name: one for one in found[extra] if one.name != "kvviz"} for extra in found}
+
+
+def declared() -> dict[str, Requirement]:
+    return {name: one for extra, found in extras().items() if extra not in ASIDE for name, one in found.items()}
+
+
+def third_party(folder: Path) -> dict[str, set[str]]:
+    """Path below ``folder`` to the packages that the file imports, other than Python's and those of this repository."""
+    found = {}
+    ours = {"kvviz", "tests", "benchmarks", *(path.stem for path in (ROOT / "benchmarks").glob("*.py"))}
+    for path in sorted(folder.rglob("*.py")):
+        nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+        names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+        names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and not node.level}
+        roots = {name.partition(".")[0] for name in names}
+        found[path.relative_to(folder).as_posix()] = roots - sys.stdlib_module_names - ours
+    return found
+
+
+def distributions(modules: set[str]) -> set[str]:
+    """Return the names that these modules have on the package index."""
+    other = {"yaml": "pyyaml", "axe_playwright_python": "axe-playwright-python", **doctor.DISTRIBUTIONS}
+    return {other.get(module, module.lower()) for module in modules}
 
 
 def sources() -> list[Path]:
@@ -70,18 +112,80 @@ def test_requirements_are_exact_pins_and_the_package():
 
 
 def test_conda_and_pip_get_the_same_pins():
-    *channel, last = environment()["dependencies"]
+    *channel, last = conda()["dependencies"]
     assert last["pip"] == requirement_lines()
     assert "pip" in channel
 
 
 def test_condas_python_is_one_that_the_package_takes():
-    (python,) = (line for line in environment()["dependencies"] if str(line).startswith("python="))
+    (python,) = (line for line in conda()["dependencies"] if str(line).startswith("python="))
     assert python == "python=3.11"
     assert SpecifierSet(project()["project"]["requires-python"]).contains(python.partition("=")[2])
 
 
-def test_pins_lie_in_the_ranges_of_pyproject():
+@pytest.mark.parametrize("room", EXTRAS_OF_ROOMS)
+def test_a_room_imports_only_packages_of_its_extras(room):
+    allowed = {name for extra in EXTRAS_OF_ROOMS[room] for name in extras()[extra]}
+    allowed |= {"pytest"} if room in ("audit", "show") else set()  # the check of layouts in other people's tests
+    imported = third_party(ROOT / "kvviz" / room)
+    assert imported
+    assert {path: left for path, names in imported.items() if (left := distributions(names) - allowed)} == {}
+
+
+def test_every_package_that_is_imported_is_declared():
+    imported = set().union(*third_party(ROOT / "kvviz").values()) - {"pytest"}
+    assert distributions(imported) <= {name for extra in ("", "kernels", "notebook") for name in extras()[extra]}
+    tests = set().union(*third_party(ROOT / "tests").values()) - {"mooncake", "nixl"}
+    assert distributions(tests) <= declared().keys()
+
+
+def test_the_doctor_imports_every_package_of_each_extra():
+    for extra, modules in doctor.PACKAGES.items():
+        assert distributions(set(modules)) == set(extras()[extra])
+
+
+def test_an_installation_without_extras_is_small():
+    assert set(extras()[""]) == {"numpy", "pillow"}
+    assert project()["project"]["scripts"] == {"kvviz": "kvviz.__main__:main"}
+    assert "kvviz[kernels]" in project()["project"]["optional-dependencies"]["notebook"]
+
+
+@pytest.fixture(scope="module")
+def production(tmp_path_factory) -> Path:
+    """A views file of 64 layers with 20,000 blocks each: 128 data views and 128 scale views in 43 GB."""
+    sizes = dict(num_layers=64, num_blocks=20_000, block_size=16, num_kv_heads=8, head_size=128)
+    cache = allocate(CacheSpec(**sizes, kv_cache_dtype="int8_per_token_head"), "cross-layer NHD", "meta")
+    views = [view for view in cache.owners() if view.role == "data"]
+    views += cache.writers(cache.carve_scales("shape"))
+    path = tmp_path_factory.mktemp("production") / "views.json"
+    path.write_text(views_file.dump(views_file.ViewsFile.of(views, collect.usual_claims(views))))
+    return path
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="processor time of a child is read by POSIX's resource")
+def test_an_audit_of_production_size_needs_no_extra_and_half_a_second(production, tmp_path):
+    """The page is written too. Processor time is measured, because other programs may keep the machine busy."""
+    script = WITHOUT_EXTRAS.replace(
+        "sys.exit(main(sys.argv[1:]))",
+        """
+    import resource
+    status, used = main(sys.argv[1:]), resource.getrusage(resource.RUSAGE_SELF)
+    print(sorted(hidden & sys.modules.keys()), used.ru_utime + used.ru_stime)
+    sys.exit(status)""",
+    )
+    seconds = []
+    for page in ([], [], ["--html", str(tmp_path / "page.html")]):
+        order = [sys.executable, "-c", script, "audit", str(production), *page]
+        done = subprocess.run(order, cwd=ROOT, capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (1, "") and "163840000 elements" in done.stdout
+        modules, _, used = done.stdout.splitlines()[-1].rpartition(" ")
+        assert modules == "[]"
+        seconds.append(float(used))
+    assert (tmp_path / "page.html").stat().st_size > 10_000
+    assert min(seconds) <= 0.5, seconds
+
+
+def test_pins_are_in_the_ranges_of_pyproject():
     assert set(pins()) == set(declared())
     outside = [str(pin) for name, pin in pins().items() if not declared()[name].specifier.contains(_version(pin))]
     assert outside == []
@@ -89,7 +193,7 @@ def test_pins_lie_in_the_ranges_of_pyproject():
 
 
 def test_the_pins_are_what_runs_here():
-    """Outside the environment that the Makefile makes this may differ, and then says how."""
+    """Other environments may have other versions: there the test is skipped."""
     if not (Path(sys.prefix) / ".installed").exists():
         pytest.skip("not in the environment that the Makefile makes")
     from importlib.metadata import version
@@ -100,11 +204,13 @@ def test_the_pins_are_what_runs_here():
     assert {name: version(name).partition("+")[0] for name in ours} == ours
 
 
-def test_the_report_template_is_part_of_the_package():
-    patterns = project()["tool"]["setuptools"]["package-data"]["kvviz.report"]
-    folder = ROOT / "kvviz" / "report"
-    files = {path for path in (folder / "template").rglob("*") if path.is_file()}
-    assert files and files <= {path for pattern in patterns for path in folder.glob(pattern)}
+def test_every_file_of_the_package_that_is_not_python_is_installed():
+    patterns = project()["tool"]["setuptools"]["package-data"]
+    rooms = [(ROOT.joinpath(*package.split(".")), globs) for package, globs in patterns.items()]
+    installed = {path for folder, globs in rooms for glob in globs for path in folder.glob(glob) if path.is_file()}
+    others = {path for path in (ROOT / "kvviz").rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")}
+    assert others and others - installed == set()
+    assert project()["project"]["dynamic"] == ["version"] and importlib.metadata.version("kvviz")
 
 
 def test_every_target_is_there_and_in_the_help():
@@ -117,26 +223,30 @@ def test_every_target_is_there_and_in_the_help():
     assert make().stdout == said
 
 
-def test_the_index_reaches_pip_and_is_absent_otherwise():
-    given = make("-n", "-B", "report", "TORCH_INDEX=somewhere/cpu").stdout
-    assert '-m pip install --extra-index-url "somewhere/cpu" -r requirements.txt' in given
-    assert "-m pip install  -r requirements.txt" in make("-n", "-B", "report").stdout
+def test_the_index_reaches_the_set_up_and_is_absent_otherwise():
+    given = make("-n", "report", "TORCH_INDEX=somewhere/cpu").stdout
+    assert 'python3 -m kvviz.environment "somewhere/cpu"\n' in given
+    assert "python3 -m kvviz.environment \n" in make("-n", "report").stdout
 
 
 def test_report_fetches_before_it_runs():
-    lines = make("-n", "-B", "report", "ARGS=01").stdout.splitlines()
+    lines = make("-n", "report", "ARGS=01").stdout.splitlines()
     assert lines[-2:] == [".venv/bin/python -m kvviz fetch", ".venv/bin/python -m kvviz report 01"]
 
 
 def test_a_course_is_one_file():
-    lines = make("-n", "-B", "course").stdout.splitlines()
+    lines = make("-n", "course").stdout.splitlines()
     assert lines[-1] == ".venv/bin/python -m kvviz report --archive reports/kvviz-course.zip"
 
 
+def test_tests_run_in_two_processes():
+    for target in ("test", "test-fast"):
+        assert "pytest -n 2 --dist loadgroup" in make("-n", target).stdout
+
+
 def test_an_unfit_python_is_one_sentence(tmp_path):
-    """The check comes before anything is made, so it runs in a copy of the few files that it needs."""
-    for name in ("Makefile", "requirements.txt", "pyproject.toml"):
-        shutil.copy(ROOT / name, tmp_path)
+    """The check comes before anything is made."""
+    shutil.copy(ROOT / "Makefile", tmp_path)
     old = tmp_path / "python3.9"
     old.write_text('#!/bin/sh\n[ "$1" = --version ] && echo "Python 3.9.18"\n[ "$1" = --version ]\n')
     old.chmod(0o755)
@@ -146,37 +256,9 @@ def test_an_unfit_python_is_one_sentence(tmp_path):
     assert not (tmp_path / ".venv").exists()
 
 
-def test_an_interrupted_install_is_not_believed(tmp_path):
-    """A stub interpreter makes a .venv whose pip fails; the next make starts from nothing, and then it stands."""
-    for name in ("Makefile", "requirements.txt", "pyproject.toml"):
-        shutil.copy(ROOT / name, tmp_path)
-    stub = tmp_path / "python"
-    stub.write_text(
-        "#!/bin/sh\n"
-        f'echo "$@" >> "{tmp_path}/calls"\n'
-        f'case "$2" in venv) mkdir -p "$4/bin" && cp "$0" "$4/bin/python";; pip) [ ! -e "{tmp_path}/broken" ];; esac\n'
-    )
-    stub.chmod(0o755)
-    (tmp_path / "broken").touch()
-    calls = tmp_path / "calls"
-    command = ("-C", str(tmp_path), ".venv/.installed", f"PYTHON={stub}")
-
-    assert make(*command).returncode == 2
-    (tmp_path / "broken").unlink()
-    calls.unlink()
-    assert make(*command).returncode == 0
-    assert [line for line in calls.read_text().splitlines() if not line.startswith("-c")] == [
-        "-m venv --clear .venv",
-        "-m pip install -r requirements.txt",
-    ]
-    calls.unlink()
-    assert make(*command).returncode == 0
-    assert not calls.exists()
-
-
 def test_git_ignores_what_is_made():
     ignored = (ROOT / ".gitignore").read_text().split()
-    assert {".cache/", ".venv/", "reports/"} <= set(ignored)
+    assert {".cache/", ".venv/", ".venv.lock", "reports/", "workshop/"} <= set(ignored)
 
 
 def test_ci_runs_the_readmes_command():
@@ -238,7 +320,7 @@ def test_a_missing_model_skips_or_fails(pytester, monkeypatch, required, outcome
     pytester.makepyfile("def test_it(model_path): pass")
     result = pytester.runpytest_inprocess("-ra", *LEAN)
     assert result.parseoutcomes() == {outcome: 1}
-    assert "is absent: run python -m kvviz fetch." in result.stdout.str()
+    assert "is absent: run kvviz fetch." in result.stdout.str()
 
 
 def _version(pin: Requirement) -> str:
