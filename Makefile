@@ -8,8 +8,8 @@ BIN := .venv/bin/python
 TRITONS := 3.6.0 3.7.1 3.9.0
 NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 
-# Tests run in two processes. tests/conftest.py says which tests share a process, and which tests start first.
-PYTEST := $(BIN) -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
+# Tests run in two processes, file by file, so that a fixture of a file is made once. tests/conftest.py orders the files.
+PYTEST := $(BIN) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: help environment report course test test-fast test-tritons lab workshop lint clean
 

@@ -34,21 +34,14 @@ def clean_environment() -> Iterator[None]:
         yield
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Under pytest-xdist: start the slow files first, and give each process whole files.
+    """Under pytest-xdist, start the files with notebooks first, and then the files with browser tests.
 
-    A notebook takes minutes. If notebooks ran last, one process would be idle in the end. The tests of one file share
-    what is made once per file, for example a model or a report, so that they run in one process. Only the notebooks of
-    test_notebooks.py share nothing.
+    A notebook takes minutes. If notebooks ran last, one process would be idle in the end.
     """
-    if not IS_WORKER:
-        return
-    slow = {kind: {item.path for item in items if item.get_closest_marker(kind)} for kind in ("notebook", "browser")}
-    items.sort(key=lambda item: (item.path not in slow["notebook"], item.path not in slow["browser"]))
-    for item in items:
-        alone = item.path.name == "test_notebooks.py" and item.get_closest_marker("notebook")
-        item.add_marker(pytest.mark.xdist_group(item.name if alone else str(item.path)))
+    if IS_WORKER:
+        slow = [{item.path for item in items if item.get_closest_marker(kind)} for kind in ("notebook", "browser")]
+        items.sort(key=lambda item: [item.path not in files for files in slow])
 
 
 def gpu_missing() -> str | None:

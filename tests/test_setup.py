@@ -241,7 +241,7 @@ def test_a_course_is_one_file():
 
 def test_tests_run_in_two_processes():
     for target in ("test", "test-fast"):
-        assert "pytest -n 2 --dist loadgroup" in make("-n", target).stdout
+        assert "pytest -n 2 --dist loadfile" in make("-n", target).stdout
 
 
 def test_an_unfit_python_is_one_sentence(tmp_path):
