@@ -100,8 +100,9 @@ def main() -> int:
         print("\nEverything that the notebooks need is there.")
         return 0
     print("\nCorrect the lines with fail before you run the notebooks.")
-    if any(check.name == "audit" and check.status == "ok" for check in made):
-        print("kvviz audit works already.")
+    failed = {check.name for check in made if check.status == "fail"}
+    if "audit" not in failed and failed & {"torch", "jupyter"}:
+        print("kvviz audit works without them.")
     return 1
 
 
