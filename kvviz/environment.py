@@ -1,8 +1,8 @@
 """Make the folder ``.venv`` for ``make``, and notice when the clone was moved or copied.
 
 A Python environment contains the absolute path of its folder: in the first line of each command, and in the file that
-says where the package kvviz lies. If the clone is moved, these paths are wrong. A notebook then imports no kvviz, or
-the kvviz of another clone that stands at the old path.
+says where the package kvviz is. If the clone is moved, these paths are wrong. A notebook then cannot import kvviz, or
+imports the kvviz of another clone that is now at the old path.
 
 ``python -m kvviz.environment`` makes the environment, makes it again if the requirements changed, and corrects the
 paths if the clone was moved. It needs only the standard library, because it runs before anything is installed.
@@ -39,7 +39,10 @@ _FILES_WITH_PATHS = (
     "lib/python*/site-packages/__editable__*",
     "lib/python*/site-packages/kvviz-*/direct_url.json",
 )
+"""Files of an environment, below its folder, that may contain the path of the clone."""
+
 _INTERPRETER = re.compile(r"(/[^\n\"']*)/python[\d.]*\b")
+"""The path of a Python, in the first two lines of a command. pip uses the second line if the path is long."""
 
 
 def main(index: str = "") -> int:
@@ -104,7 +107,8 @@ def wrong_paths() -> str:
     scripts = Path(sysconfig.get_path("scripts"))
     for name in ("kvviz", "jupyter"):
         folder = _interpreter_folder(scripts / name)
-        if folder and not (folder.is_dir() and folder.samefile(scripts)):
+        mine = (scripts, Path(sys.executable).parent)  # equal in a virtual environment, but not in Debian's own Python
+        if folder and not (folder.is_dir() and any(folder.samefile(one) for one in mine)):
             return f"the command {scripts / name} starts the Python of another folder, {folder}"
     return ""
 
