@@ -1,1 +1,1 @@
-"""Whose byte is it? Judges anybody's strided views. Needs numpy, and nothing else of kvviz."""
+"""Whose byte is it? Finds the bytes on which strided views disagree, in any engine. Needs numpy, and no kvviz room."""

@@ -1,10 +1,15 @@
-"""Checks on arguments: a value from a list, an integer of at least some size."""
+"""Checks on arguments: a word from a list, an integer of at least some size, numpy integers as Python integers."""
 
 import difflib
+from collections.abc import Iterable
+from numbers import Integral
+from operator import index
+from typing import Any
 
 
-def one_of(what: str, value: object, known: tuple[str, ...]) -> str:
-    """Return ``value`` if it is one of ``known``, else raise a ValueError that suggests the nearest."""
+def one_of(what: str, value: object, known: Iterable[str]) -> str:
+    """Return ``value`` if it is one of ``known``. Otherwise raise a ValueError that suggests the nearest word."""
+    known = tuple(known)
     if value in known:
         return str(value)
     near = difflib.get_close_matches(str(value), known, n=1, cutoff=0.3)
@@ -13,12 +18,26 @@ def one_of(what: str, value: object, known: tuple[str, ...]) -> str:
 
 
 def is_integer(value: object, least: int = 0) -> bool:
-    """Whether a value is an integer of at least ``least``; True and False are none."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+    """Return True if ``value`` is an integer of at least ``least``. Numpy integers count, True and False do not."""
+    return isinstance(value, Integral) and not isinstance(value, bool) and value >= least
 
 
-def _positive_int(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
+def positive_int(name: str, value: object) -> int:
+    """Return ``value`` as a Python integer. Raise a ValueError if it is not an integer of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
         raise ValueError(f"{name} must be an integer, not {value!r} ({type(value).__name__})")
     if value < 1:
         raise ValueError(f"{name} must be at least 1, not {value}")
+    return index(value)
+
+
+def plain(value: Any) -> Any:
+    """Return a numpy integer as a Python integer, a list as a tuple, and any other value as it is.
+
+    Numpy integers have 32 or 64 bits. Products of strides can be larger, so they would wrap around.
+    """
+    if isinstance(value, list | tuple):
+        return tuple(map(plain, value))
+    if isinstance(value, Integral) and not isinstance(value, bool):
+        return index(value)
+    return value

@@ -1,13 +1,13 @@
-"""The audit: given views and what is claimed of them, which bytes are in dispute.
+"""The audit: takes views and claims, and returns findings: which bytes are used by views that must not use them.
 
-It knows none of our layouts, so it can judge anybody's. Every view is checked against its storage and against
-itself; claims say what else must hold. Nothing is read and nothing is listed block by block: the work depends on
-the patterns of the views, not on the number of blocks (``kvviz.audit.byte_sets``).
+An audit works for any engine, because it sees views and claims only. Every view is checked against its storage and
+against itself. Claims state what else must hold, for example where the rightful place of a scale is. An audit reads
+no data. Its work depends on the patterns of the views, not on the number of blocks (``kvviz.audit.byte_sets``).
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 
 from kvviz.audit import blocks, numbers
 from kvviz.audit.byte_sets import TooMuchWorkError
@@ -25,57 +25,67 @@ from kvviz.audit.claims import (
     SameBytes,
     StepAlike,
 )
-from kvviz.audit.findings import Audit, Finding
+from kvviz.audit.findings import Audit, Finding, counted
 from kvviz.audit.overlap import collisions, out_of_bounds, same_bytes, self_overlap
 from kvviz.audit.placement import Ground, misplaced
+from kvviz.audit.rightful import RightfulPlaces, rightful_places, view_named
 from kvviz.audit.view import View
 
 MOST_ROLES = 4
-"""Roles of views that a line about what was checked tells apart."""
+"""Roles that a sentence about checked views counts one by one. A longer list would hide the number of views."""
 
 
 def audit_views(views: Sequence[View], claims: Sequence[Claim] = (), *, witnesses: bool = True) -> Audit:
-    """Check every view against its storage and itself, then every claim; a claim given twice is judged once.
+    """Check every view against its storage and itself, then check every claim. A repeated claim is checked once.
 
-    A claim that is too much work is an error of its kind without counts, whose text begins with "not judged".
+    If a claim would take too much work, the audit returns an error of the claim's kind without counts. Its text begins
+    with "not judged".
 
     Args:
-        witnesses: False counts only: no example of a collision or a misplaced element, and not what it hits.
+        witnesses: False returns counts only: no examples, and no owners on which misplaced elements lie.
 
     Raises:
-        ValueError: two views have one name, or a claim names a view that is not given or does not fit.
+        ValueError: two views have the same name, or a claim names an unknown view or does not fit its views.
     """
     named = _by_name(views)
-    checked = [f"{len(views)} views within their storages, none on itself"] if views else ["no views were given"]
+    places = rightful_places(views, claims)
+    ground = Ground(places.owners, places.placed, witnesses)
+    findings: list[Finding] = []
+    checked = [] if views else [_Statement("no views were given")]
+    for view in views:
+        outside, overlapping = list(out_of_bounds(view)), list(self_overlap(view, ground))
+        findings += [*outside, *overlapping]
+        checked.append(_Statement("1 view lies within its storage", "views lie within their storages").after(outside))
+        alone = _Statement("1 view does not overlap itself", "views do not overlap themselves")
+        checked.append(alone.after(overlapping))
     notes: list[str] = []
-    placed = {claim: _placed(claim, named) for claim in claims if _places(claim)}
-    ground = Ground(_homes(views, claims, placed), placed, witnesses)
-    findings = [finding for view in views for finding in (*out_of_bounds(view), *self_overlap(view, ground))]
     for claim in dict.fromkeys(claims):
-        kind, check, said = _CHECKS[type(claim)]
+        check = _CHECKS[type(claim)]
         try:
-            findings += list(check(claim, named, ground))
+            found = list(check.run(claim, named, ground))
         except TooMuchWorkError as error:
-            findings.append(not_judged(kind, claim, named, error))
+            findings.append(not_judged(check.kind, claim, named, error))
             continue
-        checked.append(said(claim, named))
+        findings += found
+        checked.append(check.statement(claim, named).after(found))
         if isinstance(claim, Overlay) and len(claim.views) > 1:
             notes.append(_overlay_note(claim))
         if isinstance(claim, Covers):
-            notes += blocks_left(named[claim.extent], _all(named, claim.content))
-    notes += _silence(views, claims)
-    return Audit(tuple(_together(findings)), tuple(_counted(checked)), tuple(dict.fromkeys(notes)))
+            notes += blocks_left(named[claim.extent], _all_named(named, claim.content))
+    notes += _note_on_scales(views, claims, places)
+    return Audit(tuple(dict.fromkeys(findings)), tuple(_counted_up(checked)), tuple(dict.fromkeys(notes)))
 
 
 def audit_scales(owners: Sequence[View], claims: Sequence[View], *, witnesses: bool = True) -> Audit:
-    """The audit of this kit's story: ``claims`` (scale views as carved) against ``owners`` (who owns what).
+    """Audit the scale views of a cache: ``claims`` (scale views as carved) against ``owners`` (who owns which bytes).
 
-    Data and claimed scales must be disjoint, and each claimed view belongs where the owner of its name is.
+    No two data views and carved scale views may share a byte. Each carved view belongs where the owner of the same
+    name lies.
     """
-    homes = _by_name(owners)
-    taken = {view.name for view in claims}
-    views = [view for view in owners if view.name not in taken] + list(claims)
-    placed = [BelongsAt(view.name, _named(homes, view.name)) for view in claims]
+    owner_of = _by_name(owners)
+    carved = {view.name for view in claims}
+    views = [view for view in owners if view.name not in carved] + list(claims)
+    placed = [BelongsAt(view.name, view_named(owner_of, view.name)) for view in claims]
     return audit_views(views, [Disjoint(tuple(view.name for view in views)), *placed], witnesses=witnesses)
 
 
@@ -86,161 +96,177 @@ def _by_name(views: Sequence[View]) -> dict[str, View]:
     return {view.name: view for view in views}
 
 
-def _named(named: dict[str, View], name: str) -> View:
-    if name not in named:
-        raise ValueError(f"a claim names the view {name!r}, which is not among the {len(named)} views given")
-    return named[name]
+def _all_named(named: dict[str, View], names: Sequence[str]) -> list[View]:
+    return [view_named(named, name) for name in dict.fromkeys(names)]
 
 
-def _all(named: dict[str, View], names: Sequence[str]) -> list[View]:
-    return [_named(named, name) for name in dict.fromkeys(names)]
+@dataclass(frozen=True)
+class _Statement:
+    """A sentence about one check, and the end of the sentence for several checks: ``2`` + ``views lie ...``.
+
+    Without ``plural``, the sentence is printed once, however often the check was made.
+    """
+
+    singular: str
+    plural: str = ""
+    outcome: str = ""
+
+    def after(self, findings: Sequence[Finding]) -> "_Statement":
+        """Return the statement with the outcome of its check, so that a failed check is not printed as true."""
+        if not findings:
+            return self
+        if all(finding.severity == "warning" for finding in findings):
+            outcome = "warning: "
+        elif all(finding.kind == "self_overlap" and finding.bytes is None for finding in findings):
+            outcome = "not judged: "
+        else:
+            outcome = "failed: "
+        return _Statement(self.singular, self.plural, outcome)
 
 
-def rightful_place(claim: BelongsAt | Follows, named: dict[str, View]) -> View:
-    """The map that a claim calls rightful, as a view of the claimed view's name and role."""
-    if isinstance(claim, BelongsAt):
-        given = claim.rightful if isinstance(claim.rightful, View) else _named(named, claim.rightful)
-        return replace(given, name=claim.view)
-    scale, data = _named(named, claim.scale), _named(named, claim.data)
-    if data.shape[:-1] != scale.shape:
-        raise ValueError(
-            f"{scale.name} of shape {scale.shape} cannot follow {data.name} of shape {data.shape}: a scale a cell, "
-            f"and a cell is everything but the data's last axis"
-        )
-    numbers = [*(step * data.itemsize for step in data.stride[:-1]), data.offset * data.itemsize + claim.at_bytes]
-    unit = 1 if any(number % scale.itemsize for number in numbers) else scale.itemsize
-    *stride, offset = (number // unit for number in numbers)
-    return View(scale.name, data.storage, scale.shape, tuple(stride), offset, unit, scale.axes, scale.role)
+def _counted_up(checked: Iterable[_Statement]) -> Iterator[str]:
+    """Yield each different statement once, with the number of its checks."""
+    for statement, times in Counter(checked).items():
+        several = times > 1 and statement.plural
+        yield statement.outcome + (f"{times} {statement.plural}" if several else statement.singular)
 
 
-def _placed(claim: BelongsAt | Follows, named: dict[str, View]) -> tuple[View, View]:
-    """The view that a claim is about, and its rightful map."""
-    return _named(named, claim.view if isinstance(claim, BelongsAt) else claim.scale), rightful_place(claim, named)
+@dataclass(frozen=True)
+class _Check:
+    """How the audit checks the claims of one class.
+
+    Attributes:
+        kind: the kind of finding that stands for a claim which takes too much work.
+        run: the check.
+        statement: what the check has shown if it returns no findings.
+    """
+
+    kind: str
+    run: Callable[[Claim, dict[str, View], Ground], Iterator[Finding]]
+    statement: Callable[[Claim, dict[str, View]], _Statement]
 
 
-def _homes(views: Sequence[View], claims: Sequence[Claim], placed: dict[Claim, tuple[View, View]]) -> list[View]:
-    """Who rightly owns what: the rightful maps, and the views that nothing is claimed to displace."""
-    moved = {view.name: rightful for view, rightful in placed.values()}
-    extents = {claim.extent for claim in claims if isinstance(claim, Covers)}
-    referred = {claim.rightful for claim in claims if isinstance(claim, BelongsAt) and isinstance(claim.rightful, str)}
-    return [*(v for v in views if v.name not in moved and v.name not in extents | referred), *moved.values()]
-
-
-_Check = Callable[[Claim, dict[str, View], Ground], Iterator[Finding]]
-# By the claim's class: the kind of finding that it looks for first, how, and what is said when it was judged.
-_CHECKS: dict[type, tuple[str, _Check, Callable[[Claim, dict[str, View]], str]]] = {
-    Disjoint: (
-        "collision",
-        lambda c, named, ground: collisions(_all(named, c.views), ground.witnesses),
-        lambda c, named: f"{_roles(_all(named, c.views))} disjoint",
-    ),
-    Overlay: (
-        "collision",
-        lambda c, named, _: blocks.overlaid(_all(named, c.views)),
-        lambda c, named: f"{_roles(_all(named, c.views))} share bytes of equal block ids only",
-    ),
-    BelongsAt: (
-        "misplaced",
-        lambda c, _, ground: misplaced(*ground.placed[c], ground),
-        lambda c, named: f"{_roles([named[c.view]])} at their rightful places",
-    ),
-    Follows: (
-        "misplaced",
-        lambda c, _, ground: misplaced(*ground.placed[c], ground),
-        lambda c, _: "1 scales behind their data",
-    ),
-    Covers: (
-        "truncated",
-        lambda c, named, ground: blocks.covers(
-            _named(named, c.extent), _all(named, c.content), _all(named, c.neighbours or c.content), ground.parts
-        ),
-        lambda c, _: "1 extents cover their blocks",
-    ),
-    StepAlike: (
-        "truncated",
-        lambda c, named, _: numbers.step_alike(_named(named, c.source), _named(named, c.target)),
-        lambda c, _: "1 copies step alike on both sides",
-    ),
-    SameBytes: (
-        "truncated",
-        lambda c, named, _: same_bytes(_named(named, c.part), _named(named, c.whole)),
-        lambda c, _: "1 parts equal to their bytes",
-    ),
-    Maps: (
-        "index_space",
-        lambda c, named, _: numbers.ids_in_range(c, _named(named, c.view)),
-        lambda c, _: "1 index spaces within their tables",
-    ),
-    Addressed: (
-        "index_space",
-        lambda c, named, _: numbers.addressable(_named(named, c.view), c.address_type),
-        lambda c, _: f"1 views addressable in {c.address_type}",
-    ),
-    Aligned: (
-        "unaligned",
-        lambda c, named, _: numbers.aligned(c, _named(named, c.view)),
-        lambda c, _: f"1 views with rows at multiples of {c.boundary_bytes} bytes",
-    ),
-    Declared: (
-        "ambiguous",
-        lambda c, named, _: numbers.declared(c, _named(named, c.view), _all(named, c.readings)),
-        lambda c, _: "1 readings declared",
-    ),
-}
-
-
-def _roles(views: Sequence[View]) -> str:
-    """``4 data views``, or ``6 views (4 data, 2 scale)``."""
+def _of_views(views: Sequence[View], singular: str, plural: str) -> _Statement:
+    """Return a statement about several views together: ``6 views (4 data, 2 scale) are disjoint``."""
     roles = Counter(view.role for view in views)
     if len(roles) == 1:
-        return f"{len(views)} {next(iter(roles))} views"
-    told = ", ".join(f"{count} {role}" for role, count in roles.items())
-    return f"{len(views)} views" + (f" ({told})" if 0 < len(roles) <= MOST_ROLES else "")
+        subject = counted(len(views), f"{next(iter(roles))} view")
+    else:
+        each = ", ".join(f"{count} {role}" for role, count in roles.items())
+        subject = counted(len(views), "view") + (f" ({each})" if 0 < len(roles) <= MOST_ROLES else "")
+    return _Statement(f"{subject} {singular if len(views) == 1 else plural}")
 
 
-def _silence(views: Sequence[View], claims: Sequence[Claim]) -> Iterator[str]:
-    """What a set of claims that some views share nothing leaves open about scales."""
+def _of_one(singular: str, plural: str) -> Callable[[Claim, dict[str, View]], _Statement]:
+    """Return a function that makes the same statement for every claim."""
+    return lambda claim, named: _Statement(singular, plural)
+
+
+_CHECKS: dict[type, _Check] = {
+    Disjoint: _Check(
+        "collision",
+        lambda c, named, ground: collisions(_all_named(named, c.views), ground.witnesses),
+        lambda c, named: _of_views(_all_named(named, c.views), "is disjoint", "are disjoint"),
+    ),
+    Overlay: _Check(
+        "collision",
+        lambda c, named, _: blocks.overlaid(_all_named(named, c.views)),
+        lambda c, named: _of_views(
+            _all_named(named, c.views), "shares bytes of equal block ids only", "share bytes of equal block ids only"
+        ),
+    ),
+    BelongsAt: _Check(
+        "misplaced",
+        lambda c, _, ground: misplaced(*ground.placed[c], ground),
+        lambda c, named: _Statement(
+            f"1 {named[c.view].role} view lies at its rightful place",
+            f"{named[c.view].role} views lie at their rightful places",
+        ),
+    ),
+    Follows: _Check(
+        "misplaced",
+        lambda c, _, ground: misplaced(*ground.placed[c], ground),
+        _of_one("1 scale lies behind its data", "scales lie behind their data"),
+    ),
+    Covers: _Check(
+        "truncated",
+        lambda c, named, ground: blocks.covers(
+            view_named(named, c.extent),
+            _all_named(named, c.content),
+            _all_named(named, c.neighbours or c.content),
+            ground.parts,
+        ),
+        _of_one("1 extent covers its blocks", "extents cover their blocks"),
+    ),
+    StepAlike: _Check(
+        "truncated",
+        lambda c, named, _: numbers.step_alike(view_named(named, c.source), view_named(named, c.target)),
+        _of_one("1 copy has equal steps on both sides", "copies have equal steps on both sides"),
+    ),
+    SameBytes: _Check(
+        "truncated",
+        lambda c, named, _: same_bytes(view_named(named, c.part), view_named(named, c.whole)),
+        _of_one("1 part covers exactly the bytes of its whole", "parts cover exactly the bytes of their wholes"),
+    ),
+    Maps: _Check(
+        "index_space",
+        lambda c, named, _: numbers.ids_in_range(c, view_named(named, c.view)),
+        _of_one("1 index space lies within its view", "index spaces lie within their views"),
+    ),
+    Addressed: _Check(
+        "index_space",
+        lambda c, named, _: numbers.addressable(view_named(named, c.view), c.address_type),
+        lambda c, _: _Statement(
+            f"1 view is addressable in {c.address_type}", f"views are addressable in {c.address_type}"
+        ),
+    ),
+    Aligned: _Check(
+        "unaligned",
+        lambda c, named, _: numbers.aligned(c, view_named(named, c.view)),
+        lambda c, _: _Statement(
+            f"1 view has rows at multiples of {c.boundary_bytes} bytes",
+            f"views have rows at multiples of {c.boundary_bytes} bytes",
+        ),
+    ),
+    Declared: _Check(
+        "ambiguous",
+        lambda c, named, _: numbers.declared(c, view_named(named, c.view), _all_named(named, c.readings)),
+        _of_one("1 reading is declared", "readings are declared"),
+    ),
+}
+"""The check for each class of claims. To add a class of claims, add its check here."""
+
+
+def _note_on_scales(views: Sequence[View], claims: Sequence[Claim], places: RightfulPlaces) -> Iterator[str]:
+    """Yield a note if views are claimed to share no bytes, but no claim says where the scale views belong."""
     if not any(isinstance(claim, Disjoint | Overlay) for claim in claims):
         return
     maps = {claim.rightful for claim in claims if isinstance(claim, BelongsAt) and isinstance(claim.rightful, str)}
     scales = {view.name for view in views if view.role == "scale"} - maps
-    placed = {claim.view if isinstance(claim, BelongsAt) else claim.scale for claim in claims if _places(claim)}
+    unplaced = scales - places.moved.keys()
     if not scales:
-        yield "no scale view was given: if this cache keeps scales, nothing was checked about them"
-    elif scales - placed:
+        yield "no scale view was given: if this cache has scales, nothing was checked about them"
+    elif unplaced:
+        belong, they = ("scale views belong", "they") if len(scales) > 1 else ("scale view belongs", "it")
         yield (
-            f"no claim (belongs_at, follows) says where {len(scales - placed)} of {len(scales)} scale views belong: "
-            f"they may be misplaced"
+            f"no claim (belongs_at, follows) says where {len(unplaced)} of {len(scales)} {belong}: {they} may be "
+            f"misplaced"
         )
 
 
-def _places(claim: Claim) -> bool:
-    return isinstance(claim, BelongsAt | Follows)
-
-
 def _overlay_note(claim: Overlay) -> str:
+    others = len(claim.views) - 1
     return (
-        f"{claim.views[0]} and {len(claim.views) - 1} more share bytes of one block id by declaration: after a block "
-        f"changes hands its old bytes are read as the new owner's, so it must be cleared or written first"
+        f"{claim.views[0]} and {others} other{'s' * (others > 1)} share bytes of equal block ids by declaration: after "
+        f"a block gets a new owner, the new owner reads its old bytes, so the block must be cleared or written first"
     )
 
 
-def _together(findings: Sequence[Finding]) -> Sequence[Finding]:
-    """Findings in order, the same one said twice only once."""
-    return list(dict.fromkeys(findings))
-
-
-def _counted(checked: Sequence[str]) -> Iterator[str]:
-    """``1 views ...`` said n times becomes ``n views ...``."""
-    for said, times in Counter(checked).items():
-        yield f"{times}{said[1:]}" if said.startswith("1 ") and times > 1 else said
-
-
 def not_judged(kind: str, claim: Claim, named: Mapping[str, View], error: TooMuchWorkError) -> Finding:
-    """Stands in for what a claim was too much work to say: an error without counts, so that it never passes for clean.
+    """Return the error for a claim that takes too much work. It has no counts, and the audit is then not clean.
 
     Args:
-        kind: what the claim would have found.
+        kind: the kind of finding that the check looks for.
         named: the views of the audit by name.
     """
     given = [getattr(claim, part.name) for part in fields(claim) if part.name not in ("name", "address_type")]
@@ -251,10 +277,15 @@ def not_judged(kind: str, claim: Claim, named: Mapping[str, View], error: TooMuc
 
 
 def blocks_left(extent: View, content: Sequence[View]) -> Iterator[str]:
-    """The blocks that content has beyond an extent's: nobody says that they should be covered."""
-    blocks = extent.shape[0] if extent.shape else 1
+    """Yield a note for each content view with more blocks than the extent: these blocks are not checked."""
+    covered = extent.shape[0] if extent.shape else 1
     for view in content:
-        if view.shape and view.num_elements and view.shape[0] > blocks:
-            left = f"block {blocks}" if view.shape[0] == blocks + 1 else f"blocks {blocks} to {view.shape[0] - 1}"
-            are = "was" if view.shape[0] == blocks + 1 else "were"
-            yield f"{left} of {view.name} {are} not judged: {extent.name} ends at its {blocks} blocks"
+        if not view.shape or not view.num_elements or view.shape[0] <= covered:
+            continue
+        last = view.shape[0] - 1
+        left = (
+            f"block {covered} of {view.name} was"
+            if last == covered
+            else (f"blocks {covered} to {last} of {view.name} were")
+        )
+        yield f"{left} not judged: {extent.name} has only {counted(covered, 'block')}"

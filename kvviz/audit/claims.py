@@ -1,38 +1,58 @@
-"""What may be stated of a set of views. The audit checks each claim; see ``kvviz.audit.audit``.
+"""Claims: statements about views that an audit can check, for example "no two of these views share a byte".
 
-Views are named; claims that speak of blocks expect the views' first axis to be the block.
+A claim names views by their names. Claims about blocks take the first axis of a view as the block.
+Lists and numpy integers in a claim are converted to tuples and Python integers.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
+from kvviz.audit.arguments import plain
 from kvviz.audit.view import View
 
 
 @dataclass(frozen=True)
-class Disjoint:
+class _Statement:
+    """Base of all claims: makes their fields hashable."""
+
+    def __post_init__(self) -> None:
+        for part in fields(self):
+            object.__setattr__(self, part.name, plain(getattr(self, part.name)))
+
+
+@dataclass(frozen=True)
+class Disjoint(_Statement):
     """No two of these views share a byte."""
 
     views: tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Overlay:
-    """These views may share bytes of *equal* block ids (groups over one pool), and never of different ones."""
+class Overlay(_Statement):
+    """These views may share bytes of blocks with equal ids, but never bytes of blocks with different ids.
+
+    Example: two KV cache groups that take their blocks from one pool.
+    """
 
     views: tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class BelongsAt:
-    """Each element of ``view`` starts where the same element of ``rightful`` (a view, or the name of one) starts."""
+class BelongsAt(_Statement):
+    """Each element of ``view`` starts at the same byte as the element of ``rightful`` with the same index.
+
+    ``rightful`` is a view, or the name of a view.
+    """
 
     view: str
     rightful: View | str
 
 
 @dataclass(frozen=True)
-class Follows:
-    """Each scale starts ``at_bytes`` behind the start of its data cell; the data's last axis runs inside a cell."""
+class Follows(_Statement):
+    """Each scale starts ``at_bytes`` after the start of its data cell.
+
+    The last axis of ``data`` counts the elements inside a cell. ``scale`` has the other axes of ``data``.
+    """
 
     scale: str
     data: str
@@ -40,12 +60,12 @@ class Follows:
 
 
 @dataclass(frozen=True)
-class Covers:
-    """Block by block, ``extent`` covers all bytes of ``content``, and no byte of another block of ``neighbours``.
+class Covers(_Statement):
+    """Each block of ``extent`` covers all bytes of the same block of ``content``, and no byte of another block.
 
-    An extent is a transfer, a registration, a clear or a save. ``neighbours`` are views that may not be touched
-    across blocks; by default the content itself. Padding of the block's own is nobody's, and may be covered. An extent
-    of fewer blocks is one of the first blocks: only they are judged, and a note names the content's others.
+    An extent is what a transfer, a registration, a clear or a save takes of each block. ``neighbours`` are the views
+    whose other blocks must not be touched; default: the content itself. Padding has no owner, so an extent may cover
+    it. If the extent has fewer blocks than the content, only these first blocks are checked, and a note says so.
     """
 
     extent: str
@@ -54,15 +74,15 @@ class Covers:
 
 
 @dataclass(frozen=True)
-class StepAlike:
-    """Both sides of a copy have the same row width, the same block stride and the same number of blocks."""
+class StepAlike(_Statement):
+    """Source and target of a copy have the same row width, the same block stride and the same number of blocks."""
 
     source: str
     target: str
 
 
 @dataclass(frozen=True)
-class SameBytes:
+class SameBytes(_Statement):
     """``part`` (a slice of heads, a section, a rank's share) covers exactly the bytes of ``whole``."""
 
     part: str
@@ -70,10 +90,10 @@ class SameBytes:
 
 
 @dataclass(frozen=True)
-class Maps:
-    """``count`` ids, each standing for ``ratio`` consecutive blocks of ``view``, all lie in it.
+class Maps(_Statement):
+    """Ids 0 to ``count - 1`` all lie in ``view``. Each id stands for ``ratio`` consecutive blocks of the view.
 
-    ``stride_bytes`` is how far apart a consumer takes two neighbouring ids to be, if that is known.
+    ``stride_bytes`` is the distance in bytes that a consumer assumes between two neighbouring ids, if it is known.
     """
 
     name: str
@@ -84,20 +104,23 @@ class Maps:
 
 
 @dataclass(frozen=True)
-class Addressed:
-    """Every element address of ``view`` (in elements, from the storage's start) is exact in ``address_type``."""
+class Addressed(_Statement):
+    """``address_type`` represents the address of every element of ``view`` exactly.
+
+    Addresses count elements from the start of the storage.
+    """
 
     view: str
     address_type: str
 
 
 @dataclass(frozen=True)
-class Aligned:
+class Aligned(_Statement):
     """Every row (all axes but the last) starts at a multiple of ``boundary_bytes``.
 
-    ``required`` by the consumer: a miss is an error. Otherwise a warning, with the sectors that rows touch. With
-    ``strides`` the stride of an axis with a single index counts too: no row shows it, and a TMA descriptor refuses it
-    all the same (vLLM PR 40737).
+    If the boundary is ``required`` by the consumer, a row off the boundary is an error. Otherwise it is a warning that
+    counts the sectors which the rows touch. With ``strides``, the stride of an axis of size 1 is checked too: no row
+    shows this stride, but a TMA descriptor rejects it (vLLM PR 40737).
     """
 
     view: str
@@ -107,10 +130,10 @@ class Aligned:
 
 
 @dataclass(frozen=True)
-class Declared:
-    """``view`` must be read as one of ``readings`` (names of views), and something must say as which.
+class Declared(_Statement):
+    """``declared`` names the reading of ``view`` that is meant, out of ``readings`` (names of views).
 
-    Ambiguous when ``declared`` is empty and more than one reading stays in bounds with another map.
+    The shape is ambiguous if ``declared`` is empty, and several readings fit in the storage with different index maps.
     """
 
     view: str

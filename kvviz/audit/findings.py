@@ -1,28 +1,84 @@
-"""Findings: what an audit answers. Records first; text is a rendering of them."""
+"""Findings: the records that an audit returns, for example "these 4 bytes are shared by 24 views".
+
+Each finding has a kind. :data:`KINDS` holds everything that text, pages and maps need to know about a kind.
+"""
 
 from dataclasses import dataclass
 
-KINDS = {
-    "collision": "two claims on the same byte that must not share it",
-    "misplaced": "an index maps to another byte than its rightful map says",
-    "permuted": "a view's own set of bytes under another index map: right while all who move or read parts agree",
-    "out_of_bounds": "reaches past its storage",
-    "truncated": "does not cover all of its content",
-    "oversized": "covers bytes that belong to somebody else, or to nobody at all",
-    "self_overlap": "one view maps two indices to one byte",
-    "ambiguous": "more than one reading of a shape fits: a declaration is needed",
-    "unaligned": "rows miss a boundary",
-    "index_space": "an id or address that its type, table or pool cannot hold, or that counts in another unit",
-}
-"""Every kind of finding, in one line each."""
+from kvviz.audit.arguments import one_of
 
-MOST_HITS = 6
-"""Lines of text about what misplaced elements hit."""
+FRAME, ARROW, PLACE, NO_MAP = "frame", "arrow", "place", "no map"
+"""How a map shows a finding: :class:`FindingKind` explains each word."""
+
+
+@dataclass(frozen=True)
+class FindingKind:
+    """One kind of finding.
+
+    Attributes:
+        name: the word in reports and files.
+        meaning: one line for people.
+        severity: the severity of a finding that does not state its own: ``error`` or ``warning``.
+        drawing: how a map shows a finding of this kind.
+            ``frame``: a frame around the bytes that several views claim.
+            ``arrow``: an arrow from the element's rightful place to the place where the element lies. The example
+            of such a finding holds these places: first where the element lies, then its rightful place.
+            ``place``: a map of the first place, without a pointer.
+            ``no map``: no map, because a map shows only one writer per view and byte.
+    """
+
+    name: str
+    meaning: str
+    severity: str = "error"
+    drawing: str = PLACE
+
+    @property
+    def can_be_pointed_at(self) -> bool:
+        """Return True if a map can point at a finding of this kind with a frame or an arrow."""
+        return self.drawing in (FRAME, ARROW)
+
+
+_KINDS = (
+    FindingKind("collision", "several views claim a byte that they must not share", drawing=FRAME),
+    FindingKind("misplaced", "an element lies at another byte than its rightful place", drawing=ARROW),
+    FindingKind(
+        "permuted",
+        "a view has the right set of bytes in another order: harmless while every writer, reader and mover uses the "
+        "same order",
+        drawing=ARROW,
+    ),
+    FindingKind("out_of_bounds", "a view reaches past its storage"),
+    FindingKind("truncated", "an extent or a part does not cover all of its content"),
+    FindingKind("oversized", "an extent or a part covers bytes that it must not touch"),
+    FindingKind("self_overlap", "two elements of one view share a byte", drawing=NO_MAP),
+    FindingKind("ambiguous", "a shape can be read in several ways, and nothing declares which one is meant"),
+    FindingKind("unaligned", "rows do not start at multiples of a boundary"),
+    FindingKind("index_space", "an id or an address does not fit its table, pool or number type, or its unit is wrong"),
+)
+
+KINDS: dict[str, FindingKind] = {kind.name: kind for kind in _KINDS}
+"""Every kind of finding by name. To add one, add a line above, then return it from a check."""
+
+MOST_HITS, MOST_NAMES, MOST_PLACES = 6, 4, 4
+"""Limits of a finding's text: lines about owners that are hit, names of views, and places."""
+
+ARROW_LABELS = ("first", "belongs", "owner there")
+"""Labels of an arrow's places: where the first element lies, where it belongs, and whose bytes it lies on."""
 
 LOOK_ELSEWHERE = (
-    "clean: what was claimed holds; look next at ordering (a race, a missing wait), at lifetimes (stale bytes of the "
-    "block's last owner) and at the tables' contents: none of them shows in a layout"
+    "clean: every claim holds. Look next at ordering (a race, a missing wait), at lifetimes (stale bytes of a block's "
+    "last owner) and at the contents of tables: a layout shows none of these."
 )
+
+
+def get_kind(name: str) -> FindingKind:
+    """Return the kind of that name. Raise a ValueError that suggests the nearest name if there is none."""
+    return KINDS[one_of("finding kind", name, KINDS)]
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun: ``1 byte``, ``2 bytes``."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 @dataclass(frozen=True)
@@ -41,20 +97,23 @@ class Place:
 
 @dataclass(frozen=True)
 class Finding:
-    """One disagreement.
+    """One disagreement between views and claims.
 
     Attributes:
-        kind: one of :data:`KINDS`.
-        views: the names involved, in the order in which they were given.
-        storage: the storage's name.
-        elements: elements concerned, over all the views involved, or None where they were not counted.
-        bytes: distinct bytes concerned, or None where they were not counted.
-        example: the first place in the storage: its claimants, of those that claim the very same
-            bytes the first and the last (collision), or where the element is and where it belongs (misplaced,
-            permuted).
-        hits: for misplaced elements, what lies under their lowest byte instead, with counts.
-        severity: ``error``, or ``warning`` where the layout is legal and slow.
-        text: what the numbers mean, where the kind does not say it.
+        kind: a name from :data:`KINDS`.
+        views: names of the views involved, in the order in which they were given.
+        storage: name of the storage.
+        elements: number of elements involved, summed over all views, or None if they were not counted.
+        bytes: number of distinct bytes involved, or None if they were not counted.
+        example: places with the lowest address. Collision: one element of each view that claims the first byte; of
+            several views with equal geometry only the first and the last. Misplaced and permuted: where the element
+            lies, where it belongs, and the owner's element at the place where it lies.
+        hits: for misplaced elements: (owner, count) of the bytes on which they lie, judged by their lowest byte.
+        severity: ``error`` or ``warning`` (legal but slow). Default: the severity of the kind.
+        text: an explanation of the numbers, if the kind does not explain them.
+
+    Raises:
+        ValueError: the kind is not in :data:`KINDS`.
     """
 
     kind: str
@@ -64,31 +123,49 @@ class Finding:
     bytes: int | None
     example: tuple[Place, ...] = ()
     hits: tuple[tuple[str, int], ...] = ()
-    severity: str = "error"
+    severity: str = ""
     text: str = ""
 
+    def __post_init__(self) -> None:
+        kind = get_kind(self.kind)
+        object.__setattr__(self, "severity", self.severity or kind.severity)
+
+    @property
+    def drawing(self) -> str:
+        """Return how a map shows this finding: :class:`FindingKind` lists the words."""
+        return get_kind(self.kind).drawing
+
     def __str__(self) -> str:
-        names = (
-            self.views if len(self.views) <= 4 else (*self.views[:2], f"... {len(self.views) - 3} more", self.views[-1])
-        )
-        counts = [f"{n} {what}" for n, what in ((self.elements, "elements"), (self.bytes, "bytes")) if n is not None]
-        head = f"{self.kind}{' (warning)' if self.severity == 'warning' else ''}: {', '.join(names)}"
-        lines = [f"{head}: {', '.join(counts) or 'not counted'} of {self.storage}"]
+        counts = [counted(self.elements, "element")] if self.elements is not None else []
+        counts += [counted(self.bytes, "byte")] if self.bytes is not None else []
+        warning = " (warning)" if self.severity == "warning" else ""
+        lines = [f"{self.kind}{warning}: {self._names()}: {', '.join(counts) or 'not counted'} of {self.storage}"]
         lines += [f"  {self.text}"] if self.text else []
-        if self.kind in ("misplaced", "permuted") and len(self.example) > 1:
-            labels = ("first", "belongs", "there lies")
-            lines += [f"  {label}: {place}" for label, place in zip(labels, self.example, strict=False)]
+        if self.drawing == ARROW and len(self.example) > 1:
+            lines += [f"  {label}: {place}" for label, place in zip(ARROW_LABELS, self.example, strict=False)]
         else:
-            lines += [f"  first: {place}" for place in self.example[:4]]
-        lines += [f"  lands on {what}: {count}" for what, count in self.hits[:MOST_HITS]]
+            lines += [f"  first: {place}" for place in self.example[:MOST_PLACES]]
+        lines += [f"  lands on {owner}: {count}" for owner, count in self.hits[:MOST_HITS]]
         rest = self.hits[MOST_HITS:]
         lines += [f"  lands on {len(rest)} more: {sum(count for _, count in rest)}"] if rest else []
         return "\n".join(lines)
 
+    def _names(self) -> str:
+        """Return the names of the views; of more than :data:`MOST_NAMES` only the first two and the last."""
+        if len(self.views) <= MOST_NAMES:
+            return ", ".join(self.views)
+        return ", ".join((*self.views[:2], f"... {len(self.views) - 3} more", self.views[-1]))
+
 
 @dataclass(frozen=True)
 class Audit:
-    """All findings, and in words what was checked and what is worth knowing."""
+    """The answer of an audit.
+
+    Attributes:
+        findings: all findings, in the order of the checks.
+        checked: what was checked, one sentence per kind of check. A check that failed begins with ``failed``.
+        notes: what was left open.
+    """
 
     findings: tuple[Finding, ...]
     checked: tuple[str, ...]
@@ -96,15 +173,28 @@ class Audit:
 
     @property
     def clean(self) -> bool:
-        """True when no error was found; warnings (legal and slow) may remain."""
+        """Return True if there is no error. Warnings (legal but slow) may remain."""
         return all(finding.severity == "warning" for finding in self.findings)
 
+    @property
+    def verdict(self) -> str:
+        """Return the result in one or two sentences: clean, or the number of errors and warnings."""
+        warnings = sum(finding.severity == "warning" for finding in self.findings)
+        if self.clean and not warnings:
+            return LOOK_ELSEWHERE
+        if self.clean:
+            remain = "remains" if warnings == 1 else "remain"
+            return f"{LOOK_ELSEWHERE} {counted(warnings, 'warning')} {remain} (legal but slow)."
+        errors = counted(len(self.findings) - warnings, "error")
+        return f"{errors}, {counted(warnings, 'warning')} (legal but slow)" if warnings else errors
+
     def of_kind(self, kind: str) -> tuple[Finding, ...]:
-        """The findings of one kind."""
-        return tuple(f for f in self.findings if f.kind == kind)
+        """Return the findings of one kind. Raise a ValueError if there is no kind of that name."""
+        name = get_kind(kind).name
+        return tuple(finding for finding in self.findings if finding.kind == name)
 
     def __str__(self) -> str:
-        lines = [LOOK_ELSEWHERE] if self.clean else []
+        lines = [self.verdict] if self.clean else []
         lines += map(str, self.findings)
         lines += [f"note: {note}" for note in self.notes]
         return "\n".join([*lines, "checked: " + "; ".join(self.checked)])

@@ -1,46 +1,56 @@
-"""View: the geometry of a strided tensor over a storage, without its data.
+"""Describes where the elements of a strided tensor lie in memory: its geometry, without its data.
 
-A view answers where each of its elements starts. It is made from any torch tensor, a ``meta`` one
-included, or written down by hand; nothing here needs torch to be importable.
+A view is made from a torch tensor (a ``meta`` tensor too), or written by hand. This module does not import torch.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from math import prod
-from numbers import Integral
 
 import numpy as np
 
+from kvviz.audit.arguments import is_integer, plain
+
 MAX_ELEMENTS = 1 << 26
-"""Largest number of elements whose addresses are listed one by one."""
+"""Elements whose addresses may be listed one by one. 64 million addresses take 512 MiB."""
 
 MAX_ADDRESS = 1 << 62
-"""Addresses stay below this, so that 64-bit arithmetic on them is exact."""
+"""Limit of addresses in bytes. Below it, sums of two addresses are exact in 64 bits."""
 
 
 @dataclass(frozen=True)
 class Storage:
-    """One allocation: a name, and its size in bytes. Byte offsets are relative to its start."""
+    """One allocation: its name and its size in bytes. Byte offsets count from its first byte.
+
+    Raises:
+        ValueError: ``nbytes`` is not an integer of at least 0.
+    """
 
     name: str
     nbytes: int
 
+    def __post_init__(self) -> None:
+        if not is_integer(self.nbytes):
+            raise ValueError(f"storage {self.name}: nbytes must be an integer of at least 0, not {self.nbytes!r}")
+        object.__setattr__(self, "nbytes", plain(self.nbytes))
+
 
 @dataclass(frozen=True)
 class View:
-    """A strided view: element ``index`` occupies ``itemsize`` bytes from ``offset_bytes(index)``.
+    """A strided view: element ``index`` has ``itemsize`` bytes, and ``start_of(index)`` is the first one.
 
     Args:
-        name: what a person calls it, for example ``layer 3 K scale``.
-        storage: the allocation it lies in.
-        shape, stride: per axis; strides in elements.
+        name: a name for people, for example ``layer 3 K scale``.
+        storage: the allocation in which the view lies.
+        shape, stride: one integer per axis; strides in elements. Lists and numpy integers are converted.
         offset: storage offset of element (0, ..., 0), in elements.
         itemsize: bytes of one element.
         axes: a name for each axis, for example ``("block", "token", "head")``; may be empty.
-        role: what it is for: ``data``, ``scale`` or any word of the caller's.
+        role: the purpose of the view: ``data``, ``scale`` or any other word.
 
     Raises:
-        ValueError: shape, stride and axes differ in length, or a number is not an integer.
+        ValueError: shape, stride and axes differ in length, a number is not an integer, a size is negative, or
+            an element lies 2**62 bytes or more from the storage's start.
     """
 
     name: str
@@ -53,56 +63,65 @@ class View:
     role: str = field(default="data")
 
     def __post_init__(self) -> None:
+        for part in fields(self):
+            object.__setattr__(self, part.name, plain(getattr(self, part.name)))
         if len(self.shape) != len(self.stride):
             raise ValueError(f"{self.name}: shape {self.shape} and stride {self.stride} differ in length")
         if self.axes and len(self.axes) != len(self.shape):
             raise ValueError(f"{self.name}: {len(self.axes)} axis names {self.axes} for {len(self.shape)} axes")
         for number in (*self.shape, *self.stride, self.offset, self.itemsize):
-            if not isinstance(number, Integral):
-                raise ValueError(f"{self.name}: shape, stride, offset and itemsize are integers, not {number!r}")
-        far = sum(abs(n * step) for n, step in zip(self.shape, self.stride, strict=True)) + abs(self.offset)
-        if far * self.itemsize >= MAX_ADDRESS:
+            if type(number) is not int:
+                raise ValueError(f"{self.name}: shape, stride, offset and itemsize must be integers, not {number!r}")
+        farthest = sum(abs(n * step) for n, step in zip(self.shape, self.stride, strict=True)) + abs(self.offset)
+        if farthest * self.itemsize >= MAX_ADDRESS:
             raise ValueError(f"{self.name}: shape {self.shape} and stride {self.stride} reach beyond 2**62 bytes")
-        if any(n < 0 for n in self.shape) or self.itemsize < 1:
-            raise ValueError(
-                f"{self.name}: shape {self.shape} must not be negative, itemsize {self.itemsize} at least 1"
-            )
+        if any(n < 0 for n in self.shape):
+            raise ValueError(f"{self.name}: the sizes of shape {self.shape} must be at least 0")
+        if self.itemsize < 1:
+            raise ValueError(f"{self.name}: itemsize must be at least 1, not {self.itemsize}")
 
     @classmethod
     def of(cls, tensor, name: str, storage: Storage, axes: tuple[str, ...] = (), role: str = "data") -> "View":
-        """The geometry of a torch tensor; ``storage`` must describe the tensor's own untyped storage."""
+        """Return the geometry of a torch tensor. ``storage`` must describe the tensor's own untyped storage.
+
+        Raises:
+            ValueError: the tensor's storage has another size than ``storage``.
+        """
         if storage.nbytes != tensor.untyped_storage().nbytes():
             raise ValueError(
-                f"{name}: storage {storage.name!r} is said to have {storage.nbytes} bytes, "
-                f"the tensor's own has {tensor.untyped_storage().nbytes()}"
+                f"{name}: storage {storage.name!r} should have {storage.nbytes} bytes, "
+                f"but the tensor's storage has {tensor.untyped_storage().nbytes()}"
             )
         geometry = (tuple(tensor.shape), tuple(tensor.stride()), tensor.storage_offset(), tensor.element_size())
         return cls(name, storage, *geometry, axes, role)
 
     @cached_property
     def num_elements(self) -> int:
-        """Number of index tuples."""
+        """Return the number of elements."""
         return prod(self.shape)
 
     def start_of(self, index: tuple[int, ...]) -> int:
-        """Byte offset of the first byte of one element."""
-        return (self.offset + sum(i * step for i, step in zip(index, self.stride, strict=True))) * self.itemsize
+        """Return the byte offset of the first byte of one element."""
+        return (self.offset + sum(int(i) * step for i, step in zip(index, self.stride, strict=True))) * self.itemsize
 
     @property
     def lowest(self) -> tuple[int, ...]:
-        """The element with the lowest address."""
+        """Return the index of the element with the lowest address."""
         return tuple(size - 1 if step < 0 else 0 for step, size in zip(self.stride, self.shape, strict=True))
 
     @cached_property
     def span_bytes(self) -> tuple[int, int]:
-        """``[start, stop)`` from the lowest byte that the view claims to the highest; meaningless when it is empty."""
+        """Return the byte range ``[start, stop)`` from the lowest to the highest element.
+
+        The range means nothing if the view has no elements.
+        """
         start = self.start_of(self.lowest)
         reach = sum(abs(step) * (size - 1) for step, size in zip(self.stride, self.shape, strict=True))
         return start, start + (reach + 1) * self.itemsize
 
     @cached_property
     def nested(self) -> bool:
-        """True when each stride steps over everything inside it, so that no two elements can meet."""
+        """Return True if each stride is larger than everything inside it. Then no two elements overlap."""
         reach = 1
         for step, size in sorted((abs(step), n) for step, n in zip(self.stride, self.shape, strict=True) if n > 1):
             if step < reach:
@@ -112,10 +131,10 @@ class View:
 
     @cached_property
     def starts(self) -> np.ndarray:
-        """Byte offset of the first byte of each element: int64, of the view's shape, read-only.
+        """Return the byte offset of the first byte of each element: int64, in the view's shape, read-only.
 
         Raises:
-            ValueError: more than :data:`MAX_ELEMENTS` elements.
+            ValueError: the view has more than :data:`MAX_ELEMENTS` elements.
         """
         if self.num_elements > MAX_ELEMENTS:
             raise ValueError(f"{self.name}: {self.num_elements} elements are too many to list (at most {MAX_ELEMENTS})")
@@ -127,19 +146,19 @@ class View:
         return starts
 
     def bytes_of(self, starts: np.ndarray) -> np.ndarray:
-        """Every byte of the elements that start at ``starts``: int64, shape ``(*starts.shape, itemsize)``."""
+        """Return every byte of the elements that start at ``starts``: int64, shape ``(*starts.shape, itemsize)``."""
         return starts[..., None] + np.arange(self.itemsize)
 
     @property
     def all_bytes(self) -> np.ndarray:
-        """Every byte that the view claims, flat, an entry for each byte of each element."""
+        """Return every byte of every element as a flat array. Bytes of overlapping elements are repeated."""
         return self.bytes_of(self.starts).ravel()
 
     def index(self, element: int) -> tuple[int, ...]:
-        """Coordinates of the flat element number ``element``."""
+        """Return the index of an element from its flat number; the last axis counts fastest."""
         return tuple(int(i) for i in np.unravel_index(element, self.shape)) if self.shape else ()
 
     def where(self, index: tuple[int, ...]) -> str:
-        """Coordinates in words: ``layer 3 K scale [block 1, token 0, head 2]``."""
+        """Return an element's name and index as text: ``layer 3 K scale [block 1, token 0, head 2]``."""
         names = self.axes or tuple(f"axis {i}" for i in range(len(index)))
         return f"{self.name} [{', '.join(f'{a} {i}' for a, i in zip(names, index, strict=True))}]"

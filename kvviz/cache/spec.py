@@ -9,7 +9,7 @@ Three page sizes are kept apart, because confusing two of them is a bug of its o
 
 from dataclasses import dataclass
 
-from kvviz.audit.arguments import _positive_int
+from kvviz.audit.arguments import positive_int
 from kvviz.cache.modes import Mode, get_mode
 
 
@@ -40,7 +40,7 @@ class CacheSpec:
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "num_blocks", "block_size", "num_kv_heads", "head_size"):
-            _positive_int(name, getattr(self, name))
+            positive_int(name, getattr(self, name))
         get_mode(self.kv_cache_dtype)
         if not isinstance(self.tail, bool):
             raise ValueError(f"tail must be True or False, not {self.tail!r}")
@@ -64,7 +64,7 @@ class CacheSpec:
             raise ValueError(f"a cell of {self.data_bytes} bytes without a tail has no data left beside its scale")
 
     def _check_padding(self) -> None:
-        _positive_int("page_size_padded", self.page_size_padded)
+        positive_int("page_size_padded", self.page_size_padded)
         if self.page_size_padded < self.content_page_size_bytes:
             raise ValueError(
                 f"page_size_padded is {self.page_size_padded} bytes, smaller than the page's content of "

@@ -1,21 +1,22 @@
-"""An audit as one HTML page: each finding in words, what it hits, and a map of its place. Needs no network."""
+"""Renders an audit as one HTML page: each finding in words, and a map of its place. The page needs no network."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 from html import escape
 
 from kvviz.audit.claims import Claim
-from kvviz.audit.findings import KINDS, Audit, Finding
+from kvviz.audit.findings import ARROW, FRAME, KINDS, MOST_NAMES, NO_MAP, Audit, Finding
 from kvviz.audit.view import View
 from kvviz.show.byte_map import ByteMap
 from kvviz.show.live_map import MapView
 from kvviz.show.nearby import ROW_BYTES, map_around
-from kvviz.show.pointing import POINTED, shows
+from kvviz.show.pointing import shows
 
 MAX_MAPS = 16
-"""Findings whose place is drawn; those behind are told in words."""
+"""Findings that get a map. More maps would make the page slow to open; later findings are text only."""
 
 MAX_TITLE = 60
+"""Characters of a view name in a heading."""
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1b1b1b; --paper: #fff; --soft: #5a5a5a; --line: #c9c9c9; --bad: #a3260b;
@@ -35,7 +36,7 @@ pre.map { white-space: pre } .kind { color: var(--soft) } .bad { color: var(--ba
 
 
 def render_html(result: Audit, views: Sequence[View], claims: Sequence[Claim] = (), title: str = "") -> str:
-    """The page of an audit of ``views`` and ``claims``; the same audit gives the same page."""
+    """Return the page for an audit of ``views`` and ``claims``. The same audit gives the same page."""
     name = f"kvviz audit{': ' + title if title else ''}"
     parts = [_head(result, name)]
     for number, finding in enumerate(result.findings):
@@ -52,47 +53,45 @@ def render_html(result: Audit, views: Sequence[View], claims: Sequence[Claim] = 
 
 
 def _head(result: Audit, name: str) -> str:
-    errors = sum(finding.severity != "warning" for finding in result.findings)
-    warnings = len(result.findings) - errors
-    verdict = f"{errors} finding{'s' * (errors != 1)}"
-    if result.clean:
-        verdict = str(replace(result, findings=())).splitlines()[0]
-    verdict += f", {warnings} warning{'s' * (warnings != 1)} (legal and slow)" if warnings else ""
-    return f'<h1>{escape(name)}</h1>\n<p class="{"good" if result.clean else "bad"}">{escape(verdict)}</p>'
+    return f'<h1>{escape(name)}</h1>\n<p class="{"good" if result.clean else "bad"}">{escape(result.verdict)}</p>'
 
 
 def _section(number: int, finding: Finding, maps: dict[str, ByteMap] | None) -> str:
+    """Return one finding. ``maps`` is empty if the finding has no place, and None if there are too many findings."""
     more = f" and {len(finding.views) - 1} more" if len(finding.views) > 1 else ""
     first = finding.views[0] if finding.views else finding.storage
     first = first if len(first) <= MAX_TITLE else f"{first[:MAX_TITLE]}..."
     lines = [
         f"<section>\n<h2>{number}. {escape(f'{finding.kind}: {first}{more}')}</h2>",
-        f'<p class="kind">{escape(finding.kind)}: {escape(KINDS.get(finding.kind, ""))}.</p>',
+        f'<p class="kind">{escape(finding.kind)}: {escape(KINDS[finding.kind].meaning)}.</p>',
         f"<pre>{escape(str(finding))}</pre>",
         _hits(finding),
-        _figure(finding, maps) if maps else _no_map(maps),
-        _all_views(finding.views),
+        _figure(finding, maps) if maps else _reason_for_no_map(finding, maps),
+        _all_names(finding.views),
     ]
     return "\n".join(line for line in lines if line) + "\n</section>"
 
 
-def _no_map(maps: dict | None) -> str:
+def _reason_for_no_map(finding: Finding, maps: dict | None) -> str:
+    if finding.drawing == NO_MAP:
+        return "<p>No map: a map shows only one element of a view per byte.</p>"
     if maps is None:
-        return f"<p>Maps are drawn for the first {MAX_MAPS} findings.</p>"
+        return f"<p>Only the first {MAX_MAPS} findings have a map.</p>"
     return "<p>No map: this finding is about numbers, not about a place in a storage.</p>"
 
 
 def _hits(finding: Finding) -> str:
+    """Return a table of the owners on whose bytes the misplaced elements lie."""
     if not finding.hits:
         return ""
-    cells = (f'<tr><td>{escape(what)}</td><td class="count">{count}</td></tr>' for what, count in finding.hits)
-    head = "<tr><th>what lies there instead</th><th>elements</th></tr>"
-    return f"<table>\n{head}\n" + "\n".join(cells) + "\n</table>"
+    rows = (f'<tr><td>{escape(owner)}</td><td class="count">{count}</td></tr>' for owner, count in finding.hits)
+    head = "<tr><th>owner of the bytes</th><th>misplaced elements on them</th></tr>"
+    return f"<table>\n{head}\n" + "\n".join(rows) + "\n</table>"
 
 
-def _all_views(names: Sequence[str]) -> str:
-    """The names that the text leaves out."""
-    if len(names) <= 4:
+def _all_names(names: Sequence[str]) -> str:
+    """Return a folded list of all view names, for a finding whose text shows only some of them."""
+    if len(names) <= MOST_NAMES:
         return ""
     return f"<details><summary>All {len(names)} views</summary>\n{_listed(names)}\n</details>"
 
@@ -102,20 +101,20 @@ def _listed(lines: Sequence[str]) -> str:
 
 
 def _maps(finding: Finding, views: Sequence[View], claims: Sequence[Claim]) -> dict[str, ByteMap]:
-    """Where it is; and where it belongs, if that is another part of the storage."""
+    """Return titles and maps: where the finding is, and where the element belongs if that is in another window."""
     landed = map_around(finding, views, claims)
     if landed is None:
         return {}
-    meant = map_around(finding, views, claims, end=1) if finding.kind in ("misplaced", "permuted") else None
+    meant = map_around(finding, views, claims, end=1) if finding.drawing == ARROW else None
     if meant is None or meant == landed:
         return {"The place": landed}
     return {"Where the element is": landed, "Where it belongs": meant}
 
 
 def _figure(finding: Finding, maps: dict[str, ByteMap]) -> str:
-    """The living maps, their text twin folded beneath."""
-    pointed = replace(finding, example=finding.example if finding.kind == "collision" else finding.example[:2])
-    able = finding.kind in POINTED and any(shows(record, pointed) for record in maps.values())
+    """Return the interactive maps, and the same maps as folded text."""
+    pointed = replace(finding, example=finding.example if finding.drawing == FRAME else finding.example[:2])
+    able = any(shows(record, pointed) for record in maps.values())
     view = MapView(maps, row_bytes=ROW_BYTES, finding=pointed if able else None)
     return (
         f"{view.html}\n"

@@ -1,6 +1,6 @@
-"""A layout contract for test suites: what must hold of some tensors, in one line that is loud when it does not.
+"""``assert_layout`` checks a layout in a test suite: it fails with the findings and a map if a claim does not hold.
 
-Works on ``meta`` tensors, so that a machine without a GPU checks the layout of any size.
+It accepts ``meta`` tensors, so a machine without a GPU can check a layout of any size.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,11 +15,11 @@ from kvviz.show.nearby import ROW_BYTES, map_around
 
 
 def assert_layout(given: Mapping[str, Any] | Sequence[View], claims: Sequence[Claim]) -> None:
-    """Raise AssertionError if the audit is not clean, with all findings and a text map of the first one's place.
+    """Raise an AssertionError if the audit is not clean. Its text holds all findings and a map of the first error.
 
     Args:
         given: tensors or arrays by name, or views.
-        claims: what must hold of them, by name; for example ``[Disjoint(("layer 0 K", "layer 0 V"))]``.
+        claims: what must hold, for example ``[Disjoint(("layer 0 K", "layer 0 V"))]``.
     """
     views = views_of(given) if isinstance(given, Mapping) else tuple(given)
     result = audit_views(views, claims)

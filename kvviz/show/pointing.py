@@ -1,29 +1,32 @@
-"""What a finding points at on a map: which of its places a map shows, and what is said there."""
+"""Which findings a map can point at, which of their places it shows, and the sentence beside a frame."""
 
 from collections import Counter
 from collections.abc import Sequence
 from os.path import commonprefix
 
-from kvviz.audit.findings import Finding, Place
+from kvviz.audit.findings import FRAME, KINDS, Finding, Place
 from kvviz.show.byte_map import ByteMap
 
-POINTED = ("collision", "misplaced", "permuted")
-"""Kinds of findings that can be pointed at."""
+POINTED = tuple(name for name, kind in KINDS.items() if kind.can_be_pointed_at)
+"""Names of the kinds of findings at which a map can point."""
 
 MOST_NAMES, MAX_NAME = 4, 25
-"""Views that a sentence on a figure names, and characters of a name: it must fit on the figure's width."""
+"""Limits of a sentence on a figure: view names, and characters per name. More would not fit on the figure's width."""
 
 
 def shows(record: ByteMap, finding: Finding) -> bool:
-    """Whether the map was made from views that have this finding, and its window holds an end of it."""
-    if record.storage.name != finding.storage:
+    """Return True if a map can point at this finding: its views wrote the map, and a place lies in its window.
+
+    A map of the rightful owners, for example, does not show a misplaced element where the element lies.
+    """
+    if record.storage.name != finding.storage or finding.kind not in POINTED:
         return False
-    places = finding.example if finding.kind == "collision" else finding.example[:2]
-    ends = [place for place in places if inside(record, place)]
-    if not ends:
+    places = finding.example if finding.drawing == FRAME else finding.example[:2]
+    visible = [place for place in places if inside(record, place)]
+    if not visible:
         return False
-    if finding.kind == "collision":
-        return all(_writes(record, place, place) for place in ends)
+    if finding.drawing == FRAME:
+        return all(_writes(record, place, place) for place in visible)
     landed, meant = places
     if inside(record, landed):
         return _writes(record, landed, landed)
@@ -31,39 +34,47 @@ def shows(record: ByteMap, finding: Finding) -> bool:
 
 
 def inside(record: ByteMap, place: Place) -> bool:
-    """Whether a place starts in the map's window."""
+    """Return True if a place starts in the map's window."""
     return record.start <= place.start_bytes < record.stop
 
 
-def _writes(record: ByteMap, who: Place, where: Place) -> bool:
-    """Whether the element ``who`` is among the writers of the byte at which ``where`` starts."""
-    writers = record.at(where.start_bytes).writers
-    return any(part.view == who.view and part.index == who.index[: len(part.index)] for part in writers)
+def _writes(record: ByteMap, element: Place, place: Place) -> bool:
+    """Return True if ``element`` is one of the writers of the first byte of ``place``."""
+    writers = record.at(place.start_bytes).writers
+    return any(part.view == element.view and part.index == element.index[: len(part.index)] for part in writers)
 
 
 def claim_of(finding: Finding, size: int) -> str:
-    """``24 layers write these 4 bytes``, and as what; ``size`` is in bytes."""
+    """Return the sentence for a framed finding: ``24 layers write these 4 bytes, each as its K scale``.
+
+    Args:
+        size: number of bytes in the frame.
+    """
     layers = Counter(_without_layer(view) for view in finding.views)
     if len(layers) == 1 and "" not in layers:
         name, count = next(iter(layers.items()))
         return f"{count} layers write these {size} bytes, each as its {name}"
-    named = _named(finding.views, layers)
-    alike = len(commonprefix(finding.views))
-    names = [shortened(name, alike) if count == 1 else f"the {name} of {count} layers" for name, count in named]
+    named = _grouped(finding.views, layers)
+    common = len(commonprefix(finding.views))
+    names = [shortened(name, common) if count == 1 else f"the {name} of {count} layers" for name, count in named]
     more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
     return f"{len(finding.views)} views write these {size} bytes: {', '.join(names[:MOST_NAMES])}{more}"
 
 
-def shortened(name: str, alike: int = 0) -> str:
-    """A name of at most :data:`MAX_NAME` characters: a longer one loses its first ``alike`` ones, or its middle."""
+def shortened(name: str, common: int = 0) -> str:
+    """Return a name of at most :data:`MAX_NAME` characters.
+
+    A longer name loses its first ``common`` characters, which it shares with other names. If this is not enough, it
+    loses its middle.
+    """
     if len(name) <= MAX_NAME:
         return name
-    rest, half = name[alike:], (MAX_NAME - 1) // 2
-    return f"…{rest}" if alike and 0 < len(rest) < MAX_NAME else f"{name[:half]}…{name[-half:]}"
+    rest, half = name[common:], (MAX_NAME - 1) // 2
+    return f"…{rest}" if common and 0 < len(rest) < MAX_NAME else f"{name[:half]}…{name[-half:]}"
 
 
-def _named(views: Sequence[str], layers: Counter) -> list[tuple[str, int]]:
-    """Names with counts: views of several layers by what they have in common, others by their own name."""
+def _grouped(views: Sequence[str], layers: Counter) -> list[tuple[str, int]]:
+    """Return names with counts. Views that differ only in their layer are counted together."""
     found = {}
     for view in views:
         common = _without_layer(view)
@@ -73,6 +84,6 @@ def _named(views: Sequence[str], layers: Counter) -> list[tuple[str, int]]:
 
 
 def _without_layer(view: str) -> str:
-    """``K scale`` of ``layer 3 K scale``; nothing where a name has another form."""
+    """Return ``K scale`` for ``layer 3 K scale``, and an empty string for a name of another form."""
     words = view.split()
     return " ".join(words[2:]) if len(words) > 2 and words[0] == "layer" and words[1].isdecimal() else ""

@@ -1,0 +1,84 @@
+"""Rightful places: where claims say that views belong, and so which view owns which bytes.
+
+Example: ``Follows("K scale", "K data", 128)`` says that each K scale belongs 128 bytes after the start of its data
+cell. The rightful map is a view of these places. The audit compares the claimed view with the rightful map, and maps
+draw the rightful map as the owner.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from kvviz.audit.claims import BelongsAt, Claim, Covers, Follows
+from kvviz.audit.view import View
+
+
+@dataclass(frozen=True)
+class RightfulPlaces:
+    """What the claims of an audit say about places.
+
+    Attributes:
+        placed: for each claim about places: the view, and its rightful map under the view's name.
+        moved: the rightful map of each such view, by the view's name.
+        references: names of views that only state where another view belongs.
+        extents: names of views that only state what a transfer takes.
+        owners: all views that rightfully own bytes. A view with a rightful map is replaced by this map.
+    """
+
+    placed: dict[BelongsAt | Follows, tuple[View, View]]
+    moved: dict[str, View]
+    references: frozenset[str]
+    extents: frozenset[str]
+    owners: tuple[View, ...]
+
+
+def rightful_places(views: Sequence[View], claims: Sequence[Claim]) -> RightfulPlaces:
+    """Collect the rightful maps of all claims about places, and the owners that follow from them.
+
+    Raises:
+        ValueError: a claim names a view that was not given, or its views do not fit together.
+    """
+    named = {view.name: view for view in views}
+    placed = {}
+    for claim in claims:
+        if isinstance(claim, BelongsAt | Follows):
+            name = claim.view if isinstance(claim, BelongsAt) else claim.scale
+            placed[claim] = (view_named(named, name), rightful_place(claim, named))
+    moved = {view.name: rightful for view, rightful in placed.values()}
+    given_by_name = {c.rightful for c in claims if isinstance(c, BelongsAt) and isinstance(c.rightful, str)}
+    references = frozenset(given_by_name - moved.keys())
+    extents = frozenset(claim.extent for claim in claims if isinstance(claim, Covers))
+    others = [view for view in views if view.name not in moved.keys() | references | extents]
+    return RightfulPlaces(placed, moved, references, extents, (*others, *moved.values()))
+
+
+def rightful_place(claim: BelongsAt | Follows, named: dict[str, View]) -> View:
+    """Return the rightful map of a claim: a view with the name of the claimed view, at the place where it belongs.
+
+    Args:
+        named: the views of the audit by name.
+
+    Raises:
+        ValueError: a view is missing, or the scale view does not have one element per data cell.
+    """
+    if isinstance(claim, BelongsAt):
+        given = claim.rightful if isinstance(claim.rightful, View) else view_named(named, claim.rightful)
+        return replace(given, name=claim.view)
+    scale, data = view_named(named, claim.scale), view_named(named, claim.data)
+    if data.shape[:-1] != scale.shape:
+        raise ValueError(
+            f"{scale.name} must have one element per cell of {data.name}: shape {data.shape[:-1]}, "
+            f"but it has shape {scale.shape}"
+        )
+    stride_bytes = [step * data.itemsize for step in data.stride[:-1]]
+    offset_bytes = data.offset * data.itemsize + claim.at_bytes
+    # Strides count elements. If the places are not multiples of a scale's size, they are counted in bytes.
+    unit = 1 if any(number % scale.itemsize for number in (*stride_bytes, offset_bytes)) else scale.itemsize
+    stride = tuple(step // unit for step in stride_bytes)
+    return replace(scale, storage=data.storage, stride=stride, offset=offset_bytes // unit, itemsize=unit)
+
+
+def view_named(named: dict[str, View], name: str) -> View:
+    """Return the view of that name. Raise a ValueError if a claim names a view that was not given."""
+    if name not in named:
+        raise ValueError(f"a claim names the view {name!r}, which is not among the {len(named)} views given")
+    return named[name]
