@@ -45,11 +45,11 @@ def views_of(tensors: Mapping[str, Any]) -> tuple[View, ...]:
         ValueError: a value is neither a strided tensor nor an array, or two views would have the same name.
     """
     found = [_geometry(name, tensor) for key, given in tensors.items() for name, tensor in _named(str(key), given)]
-    names = [one.name for one in found]
+    names = [geometry.name for geometry in found]
     if double := next((name for name in names if names.count(name) > 1), None):
         raise ValueError(f"two tensors would be named {double!r} (lists are numbered): rename one of them")
     storages = _storages(found)
-    return tuple(_view(one, *storages[one.space, one.base]) for one in found)
+    return tuple(_view(geometry, *storages[geometry.space, geometry.base]) for geometry in found)
 
 
 def views_of_vllm(static_forward_context: Mapping[str, Any]) -> tuple[View, ...]:
@@ -152,36 +152,40 @@ def _reach(first: int, shape: tuple[int, ...], stride: tuple[int, ...], size: in
 
 def _storages(found: Sequence[_Geometry]) -> dict[tuple, tuple[Storage, int]]:
     """Return the storage of each memory, and the storage's address. Overlapping memories of one space are merged."""
-    ends: dict[tuple, int] = {}
-    for one in found:
-        key = one.space, one.base
-        ends[key] = max(ends.get(key, 0), one.base + one.nbytes)
-    start_of, stop_of, last = {}, {}, None
-    for key in sorted(ends, key=_by_address):
-        joined = last is not None and last[0] == key[0] and key[1] < stop_of[last]
-        last = last if joined else key
-        start_of[key], stop_of[last] = last, max(stop_of.get(last, 0), ends[key])
-    named: dict[tuple, Storage] = {}
-    for one in found:
-        start = start_of[one.space, one.base]
-        named.setdefault(start, Storage(f"storage {len(named)}", stop_of[start] - start[1]))
-    return {key: (named[start], start[1]) for key, start in start_of.items()}
+    stop_at: dict[tuple, int] = {}  # (space, first address) -> end of the largest memory that starts there
+    for geometry in found:
+        key = geometry.space, geometry.base
+        stop_at[key] = max(stop_at.get(key, 0), geometry.base + geometry.nbytes)
+    first_of: dict[tuple, tuple] = {}  # memory -> the first of the memories that are merged with it
+    merged_stop: dict[tuple, int] = {}
+    first: tuple | None = None
+    for key in sorted(stop_at, key=_by_address):
+        overlaps = first is not None and first[0] == key[0] and key[1] < merged_stop[first]
+        first = first if overlaps else key
+        first_of[key], merged_stop[first] = first, max(merged_stop.get(first, 0), stop_at[key])
+    storages: dict[tuple, Storage] = {}
+    for geometry in found:
+        first = first_of[geometry.space, geometry.base]
+        storages.setdefault(first, Storage(f"storage {len(storages)}", merged_stop[first] - first[1]))
+    return {key: (storages[first], first[1]) for key, first in first_of.items()}
 
 
 def _by_address(key: tuple) -> tuple[str, int]:
     return str(key[0]), key[1]
 
 
-def _view(one: _Geometry, storage: Storage, base: int) -> View:
-    """Return the view of one geometry.
+def _view(geometry: _Geometry, storage: Storage, base: int) -> View:
+    """Return the view of a tensor in a storage that starts at address ``base``.
 
     Offset and strides of a view count elements. If an address or a stride is not a multiple of the element's size, the
     view counts bytes instead, and has one more axis for the bytes of an element.
     """
-    last_word = one.name.lower().replace(".", " ").split(" ")[-1]
-    role, size, first = "scale" if "scale" in last_word else "data", one.itemsize, one.first - base
-    if any(number % size for number in (first, *one.stride_bytes)):
-        axes = (*(f"axis {axis}" for axis in range(len(one.shape))), "byte")
-        return View(one.name, storage, (*one.shape, size), (*one.stride_bytes, 1), first, 1, axes, role)
-    stride = tuple(step // size for step in one.stride_bytes)
-    return View(one.name, storage, one.shape, stride, first // size, size, role=role)
+    last_word = geometry.name.lower().replace(".", " ").split(" ")[-1]
+    role = "scale" if "scale" in last_word else "data"
+    size, offset_bytes = geometry.itemsize, geometry.first - base
+    if any(number % size for number in (offset_bytes, *geometry.stride_bytes)):
+        shape, stride = (*geometry.shape, size), (*geometry.stride_bytes, 1)
+        axes = (*(f"axis {axis}" for axis in range(len(geometry.shape))), "byte")
+        return View(geometry.name, storage, shape, stride, offset_bytes, axes=axes, role=role)
+    stride = tuple(step // size for step in geometry.stride_bytes)
+    return View(geometry.name, storage, geometry.shape, stride, offset_bytes // size, size, role=role)

@@ -1,67 +1,153 @@
-"""Write a views file from inside an engine: paste these functions there. They need the standard library only."""
+"""Writes a views file from inside an engine. Copy this whole file into the engine: it needs the standard library only.
+
+Example for vLLM: ``write_views("/tmp/views.json", tensors_of_vllm(static_forward_context))``. The file holds names,
+shapes, strides and sizes. It holds no data of any tensor.
+"""
+
+import json
 
 
 def tensors_of_vllm(layers):
-    """``{name: tensor}`` of vLLM's ``static_forward_context``. Paste this function beside :func:`write_views`.
+    """Return ``{name: tensor}`` for the layers of vLLM's ``static_forward_context``.
 
-    A layer's ``kv_cache`` is a tensor or a list of them; its ``impl`` holds ``_k_scale_cache`` and ``_v_scale_cache``
-    once a forward pass has run. Where they are there, K and V data are given apart and without their tails; the cache
-    has shape ``(block, 2, token, head, cell)`` then, or ``(block, head, token, K cell and V cell)``.
+    A layer's ``kv_cache`` is a tensor or a list of tensors. After the first forward pass, its ``impl`` has the scale
+    views ``_k_scale_cache`` and ``_v_scale_cache``. If both are there, K data and V data are returned as separate
+    tensors that end before the scales. This needs a cache of shape ``(block, 2, token, head, cell)`` or
+    ``(block, head, token, K cell and V cell)``. Any other cache is returned whole, with the name ``<layer> KV``.
     """
     found = {}
-
-    def flat(given):
-        return [one for part in given for one in flat(part)] if isinstance(given, (list, tuple)) else [given]
-
     for name, layer in layers.items():
-        caches = [kv for kv in flat(getattr(layer, "kv_cache", None)) if kv is not None and kv.numel()]
-        scales = {half: getattr(getattr(layer, "impl", None), f"_{half.lower()}_scale_cache", None) for half in "KV"}
-        scales = {half: scale for half, scale in scales.items() if scale is not None and scale.numel()}
-        kv, halves = caches[0] if len(caches) == 1 else None, {}
-        if kv is not None and kv.dim() == 5 and kv.shape[1] == 2:
-            halves = {"K": kv[:, 0], "V": kv[:, 1]}
-        elif kv is not None and kv.dim() == 4:
-            cell = kv.shape[-1] // 2
-            halves = {"K": kv[..., :cell].transpose(1, 2), "V": kv[..., cell:].transpose(1, 2)}
-        if halves and all(half in scales and scales[half].shape == cells.shape[:-1] for half, cells in halves.items()):
-            for half, cells in halves.items():
-                one, other = cells.untyped_storage(), scales[half].untyped_storage()
-                within = (one.data_ptr() or one._cdata) == (other.data_ptr() or other._cdata)
-                tail = scales[half].element_size() // cells.element_size() if within else 0
-                found[f"{name} {half} data"] = cells[..., : cells.shape[-1] - tail]
+        caches = [cache for cache in _flat(getattr(layer, "kv_cache", None)) if cache is not None and cache.numel()]
+        scales = _scales_of(layer)
+        cells = _cells_of(caches[0]) if len(caches) == 1 else {}
+        if cells and all(half in scales and scales[half].shape == cells[half].shape[:-1] for half in cells):
+            for half in cells:
+                found[f"{name} {half} data"] = _without_tail(cells[half], scales[half])
+        elif len(caches) == 1:
+            found[f"{name} KV"] = caches[0]
         else:
-            found.update({f"{name} KV {n}" if len(caches) > 1 else f"{name} KV": kv for n, kv in enumerate(caches)})
+            found.update({f"{name} KV {number}": cache for number, cache in enumerate(caches)})
         found.update({f"{name} {half} scale": scale for half, scale in scales.items()})
     return found
 
 
-def write_views(path, tensors):
-    """Write a kvviz views file of ``{name: torch tensor}``: geometry only. Paste this function where they live."""
-    import json
+def _flat(given):
+    """Return the tensors of nested lists and tuples as one list."""
+    if isinstance(given, (list, tuple)):
+        return [tensor for part in given for tensor in _flat(part)]
+    return [given]
 
-    given, pools, names, views, claims = {str(n): (t, t.untyped_storage()) for n, t in tensors.items()}, [], {}, [], []
-    memory = {n: (str(t.device), held.data_ptr() or held._cdata << 40, held.nbytes()) for n, (t, held) in given.items()}
-    for device, start, size in sorted(set(memory.values())):
-        if pools and pools[-1][0] == device and start < pools[-1][2]:  # memories that overlap are one
-            pools[-1][2] = max(pools[-1][2], start + size)
-        else:
-            pools.append([device, start, start + size])
-    homes = {n: max(m for m, pool in enumerate(pools) if pool[:2] <= list(memory[n][:2])) for n in given}
-    for name, (tensor, _) in given.items():
-        skip, size, of = memory[name][1] - pools[homes[name]][1], tensor.element_size(), name[:-5] + "data"
-        if skip % size:
-            raise ValueError(f"{name} starts {skip} bytes into its memory, no multiple of its {size}-byte elements")
-        view = {"name": name, "storage": names.setdefault(homes[name], f"storage {len(names)}")}
-        view |= {"shape": list(map(int, tensor.shape)), "stride": list(map(int, tensor.stride()))}
-        view |= {"dtype": {"itemsize": size}, "offset": int(tensor.storage_offset()) + skip // size}
-        views.append(view | {"role": "scale" if "scale" in name.lower().replace(".", " ").split(" ")[-1] else "data"})
-        data = given[of][0] if tensor.dim() and name.endswith(" scale") and homes.get(of) == homes[name] else tensor
-        if data.shape[:-1] == tensor.shape and data.stride()[-1:] == (1,) and min(data.stride()[:-1]) > data.shape[-1]:
-            claims.append(
-                {"kind": "follows", "scale": name, "data": of, "at_bytes": data.shape[-1] * data.element_size()}
-            )
+
+def _scales_of(layer):
+    """Return the scale views of a layer as ``{"K": tensor, "V": tensor}``, without those that do not exist yet."""
+    impl = getattr(layer, "impl", None)
+    scales = {half: getattr(impl, f"_{half.lower()}_scale_cache", None) for half in "KV"}
+    return {half: scale for half, scale in scales.items() if scale is not None and scale.numel()}
+
+
+def _cells_of(cache):
+    """Return the K cells and the V cells of a cache, each with axes (block, token, head, cell)."""
+    if cache.dim() == 5 and cache.shape[1] == 2:
+        return {"K": cache[:, 0], "V": cache[:, 1]}
+    if cache.dim() == 4:
+        cell = cache.shape[-1] // 2
+        return {"K": cache[..., :cell].transpose(1, 2), "V": cache[..., cell:].transpose(1, 2)}
+    return {}
+
+
+def _without_tail(cells, scales):
+    """Return the data of cells. Cells end with their scale only if the scales lie in the same storage."""
+    if _address(cells.untyped_storage()) != _address(scales.untyped_storage()):
+        return cells
+    tail = scales.element_size() // cells.element_size()
+    return cells[..., : cells.shape[-1] - tail]
+
+
+def write_views(path, tensors):
+    """Write a views file of ``{name: torch tensor}`` to ``path``.
+
+    The file claims that no two data tensors share a byte, that no two scale tensors share a byte, and that each
+    ``X scale`` follows the cells of ``X data`` if there is room between these cells. A tensor is a scale if the last
+    word of its name contains "scale".
+    """
+    tensors = {str(name): tensor for name, tensor in tensors.items()}
+    memory = {name: _memory_of(tensor) for name, tensor in tensors.items()}
+    pools = _merged(memory.values())
+    pool_of = {name: _pool_of(pools, memory[name]) for name in tensors}
+    storage_names = {}  # number of a pool -> name of its storage, in order of first use
+    views, follows = [], []
+    for name, tensor in tensors.items():
+        storage = storage_names.setdefault(pool_of[name], f"storage {len(storage_names)}")
+        bytes_before = memory[name][1] - pools[pool_of[name]][1]
+        views.append(_view_of(name, tensor, storage, bytes_before))
+        data_name = name[: -len("scale")] + "data"
+        if name.endswith(" scale") and pool_of.get(data_name) == pool_of[name]:
+            follows += _follows(name, tensor, data_name, tensors[data_name])
     groups = [[view["name"] for view in views if view["role"] == role] for role in ("data", "scale")]
-    claims = [{"kind": "disjoint", "views": group} for group in groups if len(group) > 1] + claims
-    storages = [{"name": names[n], "nbytes": pools[n][2] - pools[n][1]} for n in names]
-    with open(path, "w", encoding="utf-8") as file:
-        json.dump({"format": "kvviz-views", "version": 1, "storages": storages, "views": views, "claims": claims}, file)
+    file = {
+        "format": "kvviz-views",
+        "version": 1,
+        "storages": [{"name": storage_names[n], "nbytes": pools[n][2] - pools[n][1]} for n in storage_names],
+        "views": views,
+        "claims": [{"kind": "disjoint", "views": group} for group in groups if len(group) > 1] + follows,
+    }
+    with open(path, "w", encoding="utf-8") as out:
+        json.dump(file, out)
+
+
+def _address(storage):
+    """Return the address of a storage. A storage of a meta tensor has no address, so its id stands for it."""
+    return storage.data_ptr() or storage._cdata
+
+
+def _memory_of(tensor):
+    """Return (device, first address, bytes) of a tensor's storage."""
+    storage = tensor.untyped_storage()
+    # Ids of meta storages are close together. Shifted by 40 bits, storages of up to 1 TiB do not overlap.
+    start = storage.data_ptr() or storage._cdata << 40
+    return str(tensor.device), start, storage.nbytes()
+
+
+def _merged(memories):
+    """Return pools ``[device, start, stop]``, sorted. Overlapping memories of one device are merged into one pool."""
+    pools = []
+    for device, start, nbytes in sorted(set(memories)):
+        if pools and pools[-1][0] == device and start < pools[-1][2]:
+            pools[-1][2] = max(pools[-1][2], start + nbytes)
+        else:
+            pools.append([device, start, start + nbytes])
+    return pools
+
+
+def _pool_of(pools, memory):
+    """Return the number of the pool that holds a memory: the last pool that does not start after it."""
+    return max(number for number, pool in enumerate(pools) if pool[:2] <= list(memory[:2]))
+
+
+def _view_of(name, tensor, storage, bytes_before):
+    """Return the record of one view. Its tensor's own storage starts ``bytes_before`` bytes into the pool."""
+    itemsize = tensor.element_size()
+    if bytes_before % itemsize:
+        raise ValueError(
+            f"{name}: its storage starts {bytes_before} bytes into the shared memory, which is not a multiple of its "
+            f"element size, {itemsize} bytes: leave this tensor out"
+        )
+    last_word = name.lower().replace(".", " ").split(" ")[-1]
+    return {
+        "name": name,
+        "storage": storage,
+        "shape": [int(size) for size in tensor.shape],
+        "stride": [int(step) for step in tensor.stride()],
+        "dtype": {"itemsize": itemsize},
+        "offset": int(tensor.storage_offset()) + bytes_before // itemsize,
+        "role": "scale" if "scale" in last_word else "data",
+    }
+
+
+def _follows(name, scales, data_name, data):
+    """Return the claim that each scale follows its data, or nothing if the cells of ``data`` leave no room for it."""
+    one_per_cell = scales.dim() > 0 and data.shape[:-1] == scales.shape and data.stride()[-1] == 1
+    if not one_per_cell or min(data.stride()[:-1]) <= data.shape[-1]:
+        return []
+    at_bytes = data.shape[-1] * data.element_size()
+    return [{"kind": "follows", "scale": name, "data": data_name, "at_bytes": at_bytes}]

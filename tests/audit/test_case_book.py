@@ -8,19 +8,18 @@ from collections import Counter
 from dataclasses import replace
 from functools import lru_cache
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from kvviz.audit.audit import audit_views
+from kvviz.audit.case_book import cases
 from kvviz.audit.claims import BelongsAt, Covers
 from kvviz.audit.findings import KINDS, LOOK_ELSEWHERE
 from kvviz.audit.view import Storage, View
 from kvviz.audit.views_file import load
 
-FILE = Path(__file__).parent.parent / "notebooks" / "casebook.json"
-CASES = json.loads(FILE.read_text(encoding="utf-8"))["cases"]
+CASES = cases()
 BY_ID = {case["id"]: case for case in CASES}
 ALL_IDS = [
     "SCALE-PADDED-PAGE",
