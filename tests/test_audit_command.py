@@ -30,9 +30,9 @@ def written(folder: Path, views: list[dict], claims: list[dict] = (), nbytes: in
 
 def test_clean_findings_unusable(tmp_path, capsys):
     assert command.main(["audit", str(written(tmp_path, [{}]))]) == 0
-    assert capsys.readouterr().out.startswith("clean: what was claimed holds; look next at ordering")
+    assert capsys.readouterr().out.startswith("clean: every claim holds. Look next at ordering")
     assert command.main(["audit", str(written(tmp_path, [{}], nbytes=3))]) == 1
-    assert "out_of_bounds: v0: 1 cells, 1 bytes of s" in capsys.readouterr().out
+    assert "out_of_bounds: v0: 1 element, 1 byte of s" in capsys.readouterr().out
     assert command.main(["audit", str(written(tmp_path, [{"shape": [-1]}]))]) == 2
     told = capsys.readouterr()
     assert told.out == "" and told.err == "kvviz audit: views[0].shape[0]: must be at least 0, not -1\n"

@@ -248,12 +248,12 @@ def test_scales_are_held_against_the_owner_of_their_name():
 def test_clean_says_where_to_look_next():
     views = [words("a", 0), words("b", 1), words("d", 4, role="data")]
     claims = [Disjoint(("a", "b")), Disjoint(("a", "d")), *(BelongsAt(n, words(n, k)) for k, n in enumerate("ab"))]
-    assert LOOK_ELSEWHERE.startswith("clean: what was claimed holds;")
+    assert LOOK_ELSEWHERE.startswith("clean: every claim holds.")
     assert "ordering" in LOOK_ELSEWHERE and "stale" in LOOK_ELSEWHERE
     assert str(audit_views(views, claims)) == (
         f"{LOOK_ELSEWHERE}\n"
-        "checked: 3 views within their storages, none on itself; 2 scale views disjoint; "
-        "2 views (1 scale, 1 data) disjoint; 2 scale views at their rightful places"
+        "checked: 3 views lie within their storages; 3 views do not overlap themselves; 2 scale views are disjoint; "
+        "2 views (1 scale, 1 data) are disjoint; 2 scale views lie at their rightful places"
     )
 
 
@@ -271,21 +271,22 @@ def test_scales_that_nobody_places_are_noted():
 def test_a_collision_in_words():
     result = audit_views([words("a", 0), words("b", 2)], [Disjoint(("a", "b"))])
     assert str(result) == (
-        "collision: a, b: 2 cells, 4 bytes of A\n"
+        "collision: a, b: 2 elements, 4 bytes of A\n"
         "  first: a [block 1] at bytes [8, 12)\n"
         "  first: b [block 0] at bytes [8, 12)\n"
         "note: no claim (belongs_at, follows) says where 2 of 2 scale views belong: they may be misplaced\n"
-        "checked: 2 views within their storages, none on itself; 2 scale views disjoint"
+        "checked: 2 views lie within their storages; 2 views do not overlap themselves; "
+        "failed: 2 scale views are disjoint"
     )
 
 
 def test_a_misplaced_view_in_words():
     result = audit_views([words("a", 2, count=4), words("b", 4, role="data")], [BelongsAt("a", words("a", 0, count=4))])
     assert str(result.findings[0]) == (
-        "misplaced: a: 4 cells, 16 bytes of A\n"
+        "misplaced: a: 4 elements, 16 bytes of A\n"
         "  first: a [block 0] at bytes [8, 12)\n"
         "  belongs: a [block 0] at bytes [0, 4)\n"
-        "  there lies: a [block 1] at bytes [8, 12)\n"
+        "  owner there: a [block 1] at bytes [8, 12)\n"
         "  lands on b: 2\n"
         "  lands on a, at another index: 1\n"
         "  lands on padding: 1"
@@ -296,10 +297,10 @@ def test_many_names_are_told_shortly():
     names = tuple(f"v{n}" for n in range(28))
     (finding,) = audit_views([words(name, 1) for name in names], [Disjoint(names)]).findings
     lines = str(finding).splitlines()
-    assert lines[0] == "collision: v0, v1, ... 25 more, v27: 56 cells, 8 bytes of A"
+    assert lines[0] == "collision: v0, v1, ... 25 more, v27: 56 elements, 8 bytes of A"
     assert [line.split(" [")[0] for line in lines[1:]] == ["  first: v0", "  first: v27"]
     (four,) = audit_views([words(name, 1) for name in names[:4]], [Disjoint(names[:4])]).findings
-    assert str(four).startswith("collision: v0, v1, v2, v3: 8 cells")
+    assert str(four).startswith("collision: v0, v1, v2, v3: 8 elements")
 
 
 def test_drifting_views_out_of_place_share_one_budget():

@@ -245,8 +245,8 @@ def test_blocks_that_an_extent_does_not_reach_are_named():
     views = [pages("content", 16), pages("two", 16, blocks=2), pages("three", 16, blocks=3), pages("four", 16)]
     left = {view.name: audit_views(views, [Covers(view.name, ("content",))]) for view in views}
     assert all(result.clean for result in left.values())
-    assert left["two"].notes == ("blocks 2 to 3 of content were not judged: two ends at its 2 blocks",)
-    assert left["three"].notes == ("block 3 of content was not judged: three ends at its 3 blocks",)
+    assert left["two"].notes == ("blocks 2 to 3 of content were not judged: two has only 2 blocks",)
+    assert left["three"].notes == ("block 3 of content was not judged: three has only 3 blocks",)
     assert left["four"].notes == left["content"].notes == ()
 
 

@@ -282,7 +282,7 @@ def test_all_33_are_here():
 
 
 @EVERY
-def test_a_case_is_told_in_full(case):
+def test_a_case_is_described_in_full(case):
     for field in ("symptom", "mechanism", "fix", "verdict"):
         assert len(case[field]) > 5 and case[field].strip() == case[field]
     assert case["repo"].count("/") == 1 and case["number"] > 0
@@ -427,7 +427,7 @@ def test_a_short_copy_cuts_a_cell():
         lost = [cell - max(0, min(cell, copied - start)) for start in range(0, page, cell)]
         assert lost.count(cell) == told_["whole_cells_missing"]
         assert sum(0 < n < cell for n in lost) == told_["cells_cut"]
-        assert sum(lost) == told_.get("missing_bytes_a_block", told_.get("missing_bytes"))
+        assert sum(lost) == told_.get("missing_bytes_per_block", told_.get("missing_bytes"))
 
 
 def test_a_swizzled_row_shows_the_groups_of_the_report():
@@ -476,14 +476,14 @@ def test_descriptors_run_past_the_end():
 
 def test_what_the_shared_base_costs():
     told_ = numbers("XFER-DEDUP-BASE")
-    assert told_["missing_bytes_a_block"] == 32 - 19
+    assert told_["missing_bytes_per_block"] == 32 - 19
     assert told_["real"]["state_bytes"] - told_["real"]["swa_bytes"] == told_["real"]["missing_bytes"]
 
 
 def test_a_partial_copy_leaves_its_block_from_33_tokens_on():
     told_ = numbers("XFER-KONLY-2X")
     assert next(n for n in range(65) if 2 * n * 8 > 512) == told_["first_token_count_that_leaves"]
-    assert told_["foreign_bytes_a_block"] == 2 * 40 * 8 - 512
+    assert told_["foreign_bytes_per_block"] == 2 * 40 * 8 - 512
 
 
 def test_a_page_that_does_not_divide_is_loud_and_one_that_does_is_silent():
@@ -607,7 +607,7 @@ def test_aligned_slots():
     assert [slot for (slot, _), start in rows.items() if start % 16 == 0] == numbers("ALIGN-ROW-FAULT")["aligned_slots"]
     (finding,) = judged(BY_ID["ALIGN-ROW-FAULT"]["views_file"]).findings
     assert "every 4 along slot" in finding.text
-    rows = Enumeration(BY_ID["ALIGN-PERF-INLINE"]["views_file"]).rows("elements")
+    rows = Enumeration(BY_ID["ALIGN-PERF-INLINE"]["views_file"]).rows("cells")
     assert [start % 128 for start in rows.values()] == numbers("ALIGN-PERF-INLINE")["row_starts_mod_128"]
 
 

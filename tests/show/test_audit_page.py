@@ -180,7 +180,7 @@ def test_findings_without_a_place_and_every_other_kind():
 def test_a_clean_page_says_where_to_look_and_names_are_escaped():
     view = View('<script>alert(1)</script> & "co"', Storage("<b>s</b>", 8), (4,), (1,))
     page = render_html(audit_views([view]), [view], title="<i>")
-    assert "look next at ordering" in page and "prefers-color-scheme: dark" in page and "<i>" not in page
+    assert "Look next at ordering" in page and "prefers-color-scheme: dark" in page and "<i>" not in page
     sick = View(view.name, view.storage, (9,), (1,))
     page = render_html(audit_views([sick]), [sick])
     assert "<script>alert" not in page and "<b>" not in page and "&lt;script&gt;alert" in page
@@ -195,7 +195,7 @@ def test_a_contract_holds_or_is_loud():
     with pytest.raises(AssertionError) as caught:
         assert_layout({"layer 0 K": pool[:, 0], "layer 0 V": pool[:, :, 8]}, claims)
     told = str(caught.value)
-    assert told.startswith("collision: layer 0 K, layer 0 V: 8 cells, 16 bytes of storage 0")
+    assert told.startswith("collision: layer 0 K, layer 0 V: 8 elements, 16 bytes of storage 0")
     assert "|kkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkk####kkkk" in told and "# contested" in told
 
 
