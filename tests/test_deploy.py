@@ -66,9 +66,11 @@ def test_notebooks_are_copied_once(monkeypatch, tmp_path):
     there = {path.name for path in folder.iterdir()}
     assert there == {path.name for path in (ROOT / "notebooks").iterdir() if path.suffix in (".ipynb", ".json")}
     (folder / "01_anatomy_of_a_cell.ipynb").write_text("mine")
-    (folder / "casebook.json").unlink()
+    (folder / "recorded_kernels.json").unlink()
     config.Spawner.pre_spawn_hook(SimpleNamespace(user=SimpleNamespace(name="ann")))
-    assert (folder / "01_anatomy_of_a_cell.ipynb").read_text() == "mine" and (folder / "casebook.json").is_file()
+    assert (folder / "01_anatomy_of_a_cell.ipynb").read_text() == "mine" and (
+        folder / "recorded_kernels.json"
+    ).is_file()
     assert run == [(7, 8, []), (7, 8, [])] and config.Spawner.notebook_dir == "~/" + folder.name
 
 

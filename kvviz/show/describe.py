@@ -5,7 +5,7 @@ import struct
 from collections.abc import Iterable, Mapping
 from decimal import ROUND_HALF_UP, Context, Decimal
 
-from kvviz.audit.findings import Finding
+from kvviz.audit.findings import FRAME, Finding
 from kvviz.audit.view import View
 from kvviz.show.byte_map import STATES, ByteMap, ByteRange, Part, layer_of
 from kvviz.show.colours import FIXED, HUES, Entry, Style, owned
@@ -88,7 +88,7 @@ def _pointed_at(named: Mapping[str, ByteMap], finding: Finding) -> str:
     first, meant = finding.example[0], finding.example[:2][-1]
     if not any(shows(record, finding) for record in named.values()):
         return f"The finding's first place, bytes [{first.start_bytes}, {first.stop_bytes}), is not on these maps."
-    if finding.kind == "collision":
+    if finding.drawing == FRAME:
         told = f"{len(finding.views)} views claim bytes [{first.start_bytes}, {first.stop_bytes}), {first.text} first"
     else:
         told = (

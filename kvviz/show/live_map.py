@@ -13,7 +13,7 @@ from functools import cache, cached_property
 from html import escape
 from importlib.resources import files
 
-from kvviz.audit.findings import Finding
+from kvviz.audit.findings import ARROW, FRAME, Finding
 from kvviz.audit.view import View
 from kvviz.show.byte_map import ByteMap, half_of
 from kvviz.show.byte_map_text import render_text
@@ -146,7 +146,7 @@ class MapView:
         if self.finding is None or not shows(record, self.finding):
             return ""
         first, *others = self.finding.example
-        if self.finding.kind == "collision":
+        if self.finding.drawing == FRAME:
             told = claim_of(self.finding, record.at(first.start_bytes).stop - first.start_bytes)
         else:
             told = f"{first.text} is meant at byte {others[0].start_bytes} and lands at byte {first.start_bytes}"
@@ -169,7 +169,7 @@ class MapView:
             "strip": _strip(record),
             "finding": finding
             and {
-                "arrow": finding.kind != "collision",
+                "arrow": finding.drawing == ARROW,
                 "places": [(place.start_bytes, place.stop_bytes) for place in finding.example[:2]],
             },
         }

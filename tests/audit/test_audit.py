@@ -3,12 +3,15 @@
 import random
 import time
 from collections import Counter
+from dataclasses import replace
 from itertools import product
 
+import numpy as np
 import pytest
 
-from kvviz.audit.audit import BelongsAt, Disjoint, audit_scales, audit_views
-from kvviz.audit.findings import LOOK_ELSEWHERE
+from kvviz.audit.audit import audit_scales, audit_views
+from kvviz.audit.claims import Aligned, BelongsAt, Disjoint, Follows, Maps
+from kvviz.audit.findings import FRAME, KINDS, LOOK_ELSEWHERE, Audit, Finding, FindingKind, Place, get_kind
 from kvviz.audit.view import Storage, View
 
 SEEDS = range(400)
@@ -340,3 +343,54 @@ def test_views_that_meet_themselves_share_one_budget():
     account = [start for block in range(3) for start in range(2 * block, 2 * block + 4)]
     assert first.bytes == len({start for start in account if account.count(start) > 1}) == 4
     assert len(others) == 1000 and all(f.kind == "self_overlap" and f.elements is None for f in others)
+
+
+def test_lists_and_numpy_integers_are_claims_like_any_other():
+    views = [words("a", 0), words("b", 1)]
+    assert Disjoint(["a", "b"]) == Disjoint(("a", "b")) and hash(Disjoint(["a", "b"]))
+    assert audit_views(views, [Disjoint(["a", "b"])]) == audit_views(views, [Disjoint(("a", "b"))])
+    claim = Maps("ids", "a", np.int32(2), np.int64(1), np.uint8(8))
+    assert claim == Maps("ids", "a", 2, 1, 8) and type(claim.count) is int
+
+
+def test_a_kind_is_looked_up_and_an_unknown_one_names_the_nearest():
+    assert get_kind("unaligned") is KINDS["unaligned"] and [kind.name for kind in KINDS.values()] == [*KINDS]
+    for ask in (get_kind, audit_views([]).of_kind, lambda kind: Finding(kind, ("a",), "A", 1, 1)):
+        with pytest.raises(ValueError, match="finding kind 'colision' does not exist: .*did you mean 'collision'"):
+            ask("colision")
+
+
+def test_a_new_kind_needs_one_record(monkeypatch):
+    monkeypatch.setitem(KINDS, "twice", FindingKind("twice", "a scale is written twice", "warning", FRAME))
+    finding = Finding("twice", ("a", "b"), "A", 1, 4, (Place("a", (0,), "a [block 0]", 0, 4),))
+    assert (finding.severity, finding.drawing) == ("warning", FRAME)
+    assert str(finding) == "twice (warning): a, b: 1 element, 4 bytes of A\n  first: a [block 0] at bytes [0, 4)"
+    assert replace(finding, severity="error").severity == "error" and Audit((finding,), ()).of_kind("twice")
+
+
+def test_a_failed_check_is_not_printed_as_true():
+    views = [words("a", 0), words("b", 9), View("c", A, (3, 2), (1, 1))]
+    result = audit_views(views, [BelongsAt("a", words("a", 0)), BelongsAt("b", words("b", 8)), Aligned("c", 8, False)])
+    assert result.checked == (
+        "2 views lie within their storages",
+        "2 views do not overlap themselves",
+        "failed: 1 view lies within its storage",
+        "failed: 1 view does not overlap itself",
+        "1 scale view lies at its rightful place",
+        "failed: 1 scale view lies at its rightful place",
+        "warning: 1 view has rows at multiples of 8 bytes",
+    )
+    cells = View("cells", A, (4, 4), (10, 1))
+    scales = [View(f"s{n}", A, (4,), (10,), 4 + n) for n in range(3)]
+    follows = [Follows(f"s{n}", "cells", 4) for n in range(3)]
+    checked = audit_views([cells, *scales], follows).checked
+    assert checked[2:] == ("1 scale lies behind its data", "failed: 2 scales lie behind their data")
+
+
+def test_the_verdict_counts_errors_and_warnings():
+    error = Finding("collision", ("a",), "A", 1, 1)
+    warning = Finding("unaligned", ("a",), "A", 1, None, severity="warning")
+    assert Audit((), ()).verdict == LOOK_ELSEWHERE
+    assert Audit((warning,), ()).verdict == f"{LOOK_ELSEWHERE} 1 warning remains (legal but slow)."
+    assert Audit((error,), ()).verdict == "1 error"
+    assert Audit((error, error, warning, warning), ()).verdict == "2 errors, 2 warnings (legal but slow)"

@@ -257,7 +257,10 @@ ROWS = View("rows", POOL, (4, 8), (8, 1), 0, 2, ("block", "d"))
         (Maps("ids", "rows", -1), "ids: -1 ids of 1 blocks each make no index space"),
         (Maps("ids", "rows", 4, 0), "ids: 4 ids of 0 blocks each make no index space"),
         (Declared("rows", ("rows",), "row"), "declared 'row' does not exist: it is one of rows"),
-        (Follows("rows", "rows", 8), r"rows must have one element per cell of rows: shape \(4,\), but it has shape \(4, 8\)"),
+        (
+            Follows("rows", "rows", 8),
+            r"one element per cell of rows: shape \(4,\), but it has shape \(4, 8\)",
+        ),
         (StepAlike("rows", "z"), "names the view 'z', which is not among the 1 views"),
     ],
 )

@@ -1,12 +1,16 @@
 """View: where each element starts, by arithmetic in plain loops; made from tensors or written by hand."""
 
 import random
+from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
 import pytest
 import torch
 
+from kvviz.audit.audit import audit_views
+from kvviz.audit.claims import BelongsAt, Follows
+from kvviz.audit.rightful import rightful_place
 from kvviz.audit.view import MAX_ELEMENTS, Storage, View
 
 STORAGE = Storage("cache", 240)
@@ -115,3 +119,33 @@ def test_a_place_in_words():
 def test_views_compare_by_value():
     assert View("v", STORAGE, (2,), (1,)) == View("v", Storage("cache", 240), (2,), (1,))
     assert View("v", STORAGE, (2,), (1,)) != View("v", STORAGE, (2,), (2,))
+
+
+def test_integers_of_32_bits_do_not_wrap_around():
+    """A view of 4.9 GB over 1 GB, written with numpy's int32: products of its strides are larger than 2**31."""
+    n = np.int32
+    view = View("u", Storage("s", n(10**9)), [n(70_000), n(70_000)], (n(70_000), n(1)), n(0), n(1), ["block", "byte"])
+    numbers = (*view.shape, *view.stride, view.offset, view.itemsize, view.storage.nbytes)
+    assert {type(number) for number in numbers} == {int}
+    assert view.axes == ("block", "byte") and view.start_of((n(69_999), n(69_999))) == 70_000**2 - 1
+    (finding,) = audit_views([view]).findings
+    assert (finding.kind, finding.bytes) == ("out_of_bounds", 3_900_000_000)
+
+
+@pytest.mark.parametrize("nbytes", [-1, 1.0, True, None])
+def test_a_storage_has_a_number_of_bytes(nbytes):
+    with pytest.raises(ValueError, match="storage s: nbytes must be an integer of at least 0"):
+        Storage("s", nbytes)
+    with pytest.raises(ValueError, match="must be integers, not True"):
+        View("v", STORAGE, (True,), (1,))
+
+
+def test_a_rightful_map_keeps_fields_that_are_added_to_views():
+    @dataclass(frozen=True)
+    class Traced(View):
+        origin: str = ""
+
+    data = View("data", STORAGE, (2, 16), (20, 1))
+    scale = Traced("scale", STORAGE, (2,), (5,), 4, 4, ("block",), "scale", "layer 0")
+    for claim in (Follows("scale", "data", 16), BelongsAt("data", scale)):
+        assert rightful_place(claim, {"data": data, "scale": scale}).origin == "layer 0"

@@ -7,7 +7,7 @@ from matplotlib.patches import FancyArrowPatch
 from matplotlib.path import Path
 from matplotlib.patheffects import withStroke
 
-from kvviz.audit.findings import Finding
+from kvviz.audit.findings import FRAME, Finding
 from kvviz.show.byte_map import ByteMap
 from kvviz.show.colours import INK, OUTLINE
 from kvviz.show.figures.canvas import BODY, Box, draw_boxes, text_inches
@@ -21,7 +21,7 @@ SWING_INCHES = 0.34
 
 def point(ax: Axes, record: ByteMap, row_bytes: int, finding: Finding, per_inch: tuple[float, float]) -> list[Box]:
     """Draw the pointer; ``per_inch`` is bytes and rows an inch. Returns the boxes that no other text may enter."""
-    if finding.kind == "collision":
+    if finding.drawing == FRAME:
         run = record.at(finding.example[0].start_bytes)
         box = box_of(record, row_bytes, run.start, run.stop)
         draw_boxes(ax, [(box, OUTLINE)])
