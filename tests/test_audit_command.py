@@ -1,4 +1,4 @@
-"""``python -m kvviz audit``: what it prints, how it exits, what it imports, and how little a hostile file can do."""
+"""``python -m kvviz audit``: its output, exit status and imports, and that a hostile file does no harm."""
 
 import json
 import os
@@ -19,7 +19,7 @@ WIDE = 1 << 40
 
 
 def written(folder: Path, views: list[dict], claims: list[dict] = (), nbytes: int = WIDE) -> Path:
-    """A views file over one storage; views may leave out what does not matter."""
+    """Write a views file with one storage. Fields that a view leaves out get usual values."""
     usual = {"storage": "s", "dtype": "uint8", "shape": [4], "stride": [1]}
     file = {"format": "kvviz-views", "version": 1, "storages": [{"name": "s", "nbytes": nbytes}]}
     file |= {"views": [{"name": f"v{n}"} | usual | view for n, view in enumerate(views)], "claims": list(claims)}
@@ -109,7 +109,7 @@ sys.exit(status)
 
 @dataclass(frozen=True)
 class Ran:
-    """What a command printed, and what it took: seconds of processor time, and MiB at the peak."""
+    """The output of a command, and its cost: seconds of processor time, and MiB of memory at the peak."""
 
     status: int
     out: str
@@ -120,7 +120,7 @@ class Ran:
 
 
 def run(path: Path) -> Ran:
-    """Audit a file in a process of its own, with limits that it would die of."""
+    """Audit a file in a separate process. The process is killed if it exceeds its limits of memory and time."""
 
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
@@ -137,7 +137,7 @@ def run(path: Path) -> Ran:
 
 
 def hostile(folder: Path) -> dict[str, Path]:
-    """Files by what is wrong with them."""
+    """Return hostile files by their fault."""
 
     def of(name: str, text: str) -> Path:
         (folder / f"{name}.json").write_text(text)

@@ -1,4 +1,4 @@
-"""The audit against a byte-by-byte account in plain Python, over random small views; and what it says in words."""
+"""The audit against a byte-by-byte account in plain Python, over random small views, and the text of its findings."""
 
 import random
 import time
@@ -19,7 +19,7 @@ A, B = Storage("A", 40), Storage("B", 24)
 
 
 def elements(view: View) -> dict[tuple[int, ...], range]:
-    """The bytes of each index, in the order of the indices."""
+    """Return the bytes of each index, in the order of the indices."""
     found = {}
     for index in product(*map(range, view.shape)):
         start = (view.offset + sum(i * step for i, step in zip(index, view.stride, strict=True))) * view.itemsize
@@ -28,7 +28,7 @@ def elements(view: View) -> dict[tuple[int, ...], range]:
 
 
 def account(views) -> dict[int, set[tuple[str, tuple[int, ...]]]]:
-    """Who claims each byte: byte -> {(view, index)}."""
+    """Return who claims each byte: byte -> {(view, index)}."""
     claimed: dict[int, set] = {}
     for view in views:
         for index, bytes_ in elements(view).items():
@@ -43,7 +43,7 @@ def place(view: View, index: tuple[int, ...]) -> tuple:
 
 
 def random_view(draw: random.Random, name: str, storage: Storage) -> View:
-    """Anything: gaps, negative steps, steps of 0, empty axes, before and behind the storage."""
+    """Return any view: with gaps, negative steps, steps of 0, empty axes, or elements outside the storage."""
     shape = tuple(draw.choice((0, 1, 2, 2, 3, 3)) for _ in range(draw.randint(0, 3)))
     stride = tuple(draw.randint(-2, 6) for _ in shape)
     itemsize = draw.choice((1, 1, 2, 4))
@@ -52,7 +52,7 @@ def random_view(draw: random.Random, name: str, storage: Storage) -> View:
 
 
 def rearranged(draw: random.Random, view: View, storage: Storage) -> View:
-    """The same shape elsewhere: shifted, stretched, turned round, in the other order of axes, or not at all."""
+    """Return a view of the same shape: shifted, stretched, reversed, with swapped strides, elsewhere, or unchanged."""
     stride, offset = list(view.stride), view.offset
     change = draw.choice(("none", "shift", "stretch", "swap", "reverse", "elsewhere"))
     if change == "shift":
@@ -68,7 +68,7 @@ def rearranged(draw: random.Random, view: View, storage: Storage) -> View:
 
 
 def scene(seed: int):
-    """Views over two storages, a claim that some are disjoint, and rightful places for some."""
+    """Return views in two storages, a claim that some are disjoint, and rightful places for some."""
     draw = random.Random(seed)
     views = [random_view(draw, f"v{n}", draw.choice((A, A, B))) for n in range(draw.randint(1, 7))]
     named = views if draw.random() < 0.5 else draw.sample(views, draw.randint(0, len(views)))
@@ -79,14 +79,14 @@ def scene(seed: int):
 
 
 def record(finding) -> tuple:
-    """A finding as the account tells it; whose element a misplaced one hits is told beside it."""
-    told = finding.example[:2] if finding.kind in ("misplaced", "permuted") else finding.example
-    example = tuple((p.view, p.index, p.start_bytes, p.stop_bytes) for p in told)
+    """Return a finding as a tuple like those of the account. The owner of a misplaced place is checked elsewhere."""
+    places = finding.example[:2] if finding.kind in ("misplaced", "permuted") else finding.example
+    example = tuple((p.view, p.index, p.start_bytes, p.stop_bytes) for p in places)
     return finding.kind, finding.views, finding.storage, finding.elements, finding.bytes, example
 
 
 def expected_of_one(view: View):
-    """out_of_bounds and self_overlap of one view."""
+    """Yield the findings out_of_bounds and self_overlap of one view."""
     claimed, inside = account([view]), range(view.storage.nbytes)
     outside = {index: bytes_ for index, bytes_ in elements(view).items() if any(b not in inside for b in bytes_)}
     if outside:
@@ -130,7 +130,7 @@ def expected_misplaced(view: View, rightful: View):
 
 
 def expected_hits(view: View, rightful: View, owners) -> Counter:
-    """What lies under the lowest byte: data before anything else, and of several the one given last."""
+    """Count the owners of the lowest bytes of misplaced elements. Data come first; of several owners, the last one."""
     ours, theirs, hits = elements(view), elements(rightful), Counter()
     there = [owner for owner in owners if owner.storage == view.storage]
     there = [o for o in there if o.role != "data"] + [o for o in there if o.role == "data"]
@@ -204,7 +204,7 @@ def test_views_that_no_claim_names_may_overlay():
     assert audit_views([words("a", 0), words("b", 0), words("c", 1)], [Disjoint(("a", "c"))]).clean
 
 
-def test_equal_addresses_in_two_storages_do_not_meet():
+def test_equal_addresses_in_two_storages_do_not_overlap():
     assert audit_views([words("a", 0), words("b", 0, storage=B)], [Disjoint(("a", "b"))]).clean
 
 
@@ -296,7 +296,7 @@ def test_a_misplaced_view_in_words():
     )
 
 
-def test_many_names_are_told_shortly():
+def test_of_many_names_only_some_are_printed():
     names = tuple(f"v{n}" for n in range(28))
     (finding,) = audit_views([words(name, 1) for name in names], [Disjoint(names)]).findings
     lines = str(finding).splitlines()
@@ -307,7 +307,7 @@ def test_many_names_are_told_shortly():
 
 
 def test_drifting_views_out_of_place_share_one_budget():
-    """What each displaced view hits is refused before it is counted, not after."""
+    """Counting the owners under a misplaced view stops before the work, not after the work."""
     storage, blocks = Storage("s", 1 << 42), 50_269
     shape = (blocks, 16, 8, 128)
     views = [View(f"p{n}", storage, shape, (131_072 + 128 * n, 1, 16, 128), n * 7) for n in range(200)]
@@ -325,15 +325,15 @@ def test_a_claim_given_twice_is_judged_once():
     assert audit_views([view, home], [claim, claim]) == audit_views([view, home], [claim])
 
 
-def test_bytes_outside_that_are_too_much_work_are_told_and_not_counted():
+def test_bytes_outside_that_are_too_much_work_are_reported_and_not_counted():
     shape, stride = (1000, 1001, 1003, 1007), (10_007_000_003, 10_007_001, 10_007, 9)
     view = View("v", Storage("s", 64), shape, stride)
     (finding,) = audit_views([view]).of_kind("out_of_bounds")
     assert finding.elements is None and "reaches bytes [0, " in finding.text and "was not counted" in finding.text
 
 
-def test_views_that_meet_themselves_share_one_budget():
-    """Thousands of them are told without counts and soon; a small one before them is counted."""
+def test_views_that_overlap_themselves_share_one_budget():
+    """Thousands of them give findings without counts, in little time. A small view before them is counted."""
     storage = Storage("s", 1 << 40)
     small = View("small", storage, (3, 4), (2, 1))
     views = [View(f"v{n}", storage, (2000 + n, 3000 + n), (1, 1), n) for n in range(1000)]

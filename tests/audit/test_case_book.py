@@ -1,6 +1,6 @@
-"""The case book: 33 public bugs as views and claims, each figure against an enumeration byte by byte in plain Python.
+"""The case book: 33 public bugs as views and claims. An enumeration in plain Python checks each number byte by byte.
 
-The enumeration reads the case's JSON alone. It shares nothing with the audit but the meaning of a claim.
+The enumeration reads the JSON of a case only. It uses the meaning of each claim, and no code of the audit.
 """
 
 import json
@@ -68,7 +68,7 @@ MENDED = pytest.mark.parametrize(
 
 
 def cells(view: dict) -> dict[tuple[int, ...], range]:
-    """The bytes of each index of a view as it stands in the file."""
+    """Return the bytes of each index of a view record."""
     return _cells(json.dumps(view))
 
 
@@ -94,7 +94,7 @@ def all_bytes(view: dict) -> set[int]:
 
 
 class Enumeration:
-    """What a views file's views and claims come to, byte by byte: :attr:`findings` holds tuples as :func:`told` makes.
+    """The findings of a views file, counted byte by byte. :attr:`findings` holds tuples like those of :func:`told`.
 
     (kind, views, cells, bytes, hits, severity)
     """
@@ -150,7 +150,7 @@ class Enumeration:
             self._add("collision", names, touching, len(bytes_))
 
     def _rightful(self, claim: dict) -> dict[tuple[int, ...], int]:
-        """Where each element belongs."""
+        """Return the first byte of each element's rightful place."""
         if claim["kind"] == "belongs_at":
             return {index: bytes_.start for index, bytes_ in cells(self.views[claim["rightful"]]).items()}
         heads = {i[:-1]: there.start for i, there in cells(self.views[claim["data"]]).items() if i[-1] == 0}
@@ -174,7 +174,7 @@ class Enumeration:
         self._add(kind, [name], len(wrong), len(bytes_), hits.items())
 
     def _under(self, byte: int, storage: str, home: str) -> str:
-        """Who owns a byte rightly: data before anything else, and of several the one given last."""
+        """Return the rightful owner of a byte. Data come first; of several owners, the last one."""
         if byte not in range(self.nbytes[storage]):
             return "outside the storage"
         here = {name: there for name, there in self._owners().items() if self.views[name]["storage"] == storage}
@@ -184,7 +184,7 @@ class Enumeration:
         return f"{owner}, at another index" if owner == home else owner
 
     def _owners(self) -> dict[str, set[int]]:
-        """Bytes by rightful owner: what is claimed to belong somewhere owns that place under its own name."""
+        """Return the bytes of each rightful owner. A view with a rightful place owns that place."""
         if not hasattr(self, "_owned"):
             moved = {claim.get("view", claim.get("scale")): claim for claim in self._placing()}
             aside = {claim[key] for claim in self.claims for key in ("rightful", "extent") if key in claim}
@@ -234,12 +234,12 @@ class Enumeration:
             self._add("index_space", [view], len(bad))
 
     def addresses(self, name: str) -> dict[tuple[int, ...], int]:
-        """Element addresses, in elements."""
+        """Return the address of each element, in elements."""
         size = ITEMSIZE[self.views[name]["dtype"]]
         return {index: bytes_.start // size for index, bytes_ in cells(self.views[name]).items()}
 
     def rows(self, name: str) -> dict[tuple[int, ...], int]:
-        """Where each row starts, in bytes."""
+        """Return the first byte of each row."""
         return {i[:-1]: bytes_.start for i, bytes_ in cells(self.views[name]).items() if i[-1] == 0}
 
     def _aligned(self, view, boundary_bytes, required=True) -> None:
@@ -256,13 +256,13 @@ class Enumeration:
 
 
 def told(finding) -> tuple:
-    """A finding of the audit as the enumeration tells it."""
+    """Return a finding of the audit as a tuple like those of the enumeration."""
     hits = tuple(sorted(finding.hits))
     return finding.kind, finding.views, finding.elements, finding.bytes, hits, finding.severity
 
 
 def written(expected: dict) -> tuple:
-    """A finding as it stands in the case book."""
+    """Return a finding of the case book as a tuple like those of the enumeration."""
     hits = tuple(sorted(expected.get("hits", {}).items()))
     views, numbers = tuple(expected["views"]), (expected["elements"], expected["bytes"])
     return expected["kind"], views, *numbers, hits, expected["severity"]
@@ -316,7 +316,7 @@ def test_mended_it_is_clean(case):
 
 @EVERY
 def test_the_mended_geometry_is_the_same_cache(case):
-    """Same storages; whatever is data in one file is in the other."""
+    """Both files have the same storages and the same number of views."""
     mended = case.get("fixed_views_file", case["views_file"])
     assert [s["name"] for s in mended["storages"]] == [s["name"] for s in case["views_file"]["storages"]]
     assert len(mended["views"]) == len(case["views_file"]["views"])
@@ -333,7 +333,7 @@ def test_controls_are_clean(name):
 
 @pytest.mark.parametrize("name", [name for name in ALL_IDS if name.startswith("CTRL-")])
 def test_a_control_could_fail(name):
-    """Any scale view moved by a cell, a step or a block, and any copy cut by a cell: the audit sees it."""
+    """The audit finds a scale view that is moved by a cell, a step or a block, and a copy that is cut by a cell."""
     file = BY_ID[name]["views_file"]
     assert len({view["name"].split()[1] for view in file["views"] if view["role"] == "scale"}) == 2
     for number, view in enumerate(file["views"]):
@@ -367,7 +367,7 @@ def starts(name: str, of: str) -> dict[tuple[int, ...], int]:
 
 
 def real(storage: int, *views: View, claims=()):
-    """An audit of a case's real size."""
+    """Return the audit of a case at its real size."""
     return audit_views([replace(v, storage=Storage("real", storage)) for v in views], claims)
 
 

@@ -1,4 +1,4 @@
-"""Views from real things: memory that is shared is found, and the views of a vLLM-like worker hold its bug."""
+"""Views of live tensors: shared memory is found, and the views of a worker like vLLM's contain its bug."""
 
 import inspect
 import re
@@ -95,7 +95,7 @@ def test_a_sparse_tensor_is_refused():
 
 
 def context(carve: str, wrapped: bool = False, layout: str = "cross-layer NHD", padded: int | None = None) -> dict:
-    """What a worker's static forward context holds."""
+    """Return the content of a worker's static forward context."""
     spec = CacheSpec(3, 6, 4, 2, 16, "int8_per_token_head", page_size_padded=padded)
     cache = allocate(spec, layout, "meta")
     layers = {}
@@ -133,7 +133,7 @@ def test_in_every_layout_each_scale_is_claimed_to_follow_its_data(layout):
 
 
 def test_scales_that_step_by_the_unpadded_page_are_found_by_the_usual_claims(tmp_path):
-    """vLLM issue 49716: nothing collides here but what is claimed to follow."""
+    """vLLM issue 49716: no views collide here, but scales do not follow their data."""
     layers = context("strides", layout="NHD", padded=512)
     for layer in layers.values():
         for half in ("_k_scale_cache", "_v_scale_cache"):
@@ -171,7 +171,7 @@ def test_nothing_is_claimed_of_scales_where_cells_leave_no_room_or_that_lie_else
 
 
 def test_side_tensors_of_scales_leave_the_cells_whole():
-    """A cache without tails whose scales are tensors of their own."""
+    """The cache has no tails, and its scales lie in separate tensors."""
     kv, scales = torch.zeros(2, 2, 4, 32, dtype=torch.int8), [torch.zeros(2, 4, 2) for _ in "KV"]
     impl = SimpleNamespace(_k_scale_cache=scales[0], _v_scale_cache=scales[1])
     views = views_of_vllm({"a": SimpleNamespace(kv_cache=kv, impl=impl)})
@@ -225,7 +225,7 @@ def test_collecting_imports_neither_torch_nor_numpys_friends():
 
 @pytest.mark.parametrize("cut", [(0, 100, 0, 50), (10, 20, 15, 30)])
 def test_the_pasteable_writer_joins_memories_that_overlap(tmp_path, cut):
-    """Two imports of one pool have storages of their own; the file must see what ``views_of`` sees."""
+    """Two tensors over one pool have separate storages. The file must merge these storages, as ``views_of`` does."""
     pool = np.zeros(100, np.uint8)
     tensors = {"x": torch.from_numpy(pool[cut[0] : cut[1]]), "y": torch.from_numpy(pool[cut[2] : cut[3]])}
     write_views(tmp_path / "w.json", tensors)
@@ -234,7 +234,7 @@ def test_the_pasteable_writer_joins_memories_that_overlap(tmp_path, cut):
 
 
 def test_what_the_page_on_audits_shows_runs(tmp_path):
-    """The vLLM call, the SGLang dict, and claims added to a file afterwards."""
+    """Run the vLLM call, the SGLang dict, and the lines that add claims to a file."""
     text = (Path(__file__).parents[2] / "docs" / "audit.md").read_text(encoding="utf-8")
     blocks = [inspect.cleandoc("\n" + part) for part in re.findall(r" {3}```python\n(.*?) {3}```", text, re.DOTALL)]
     vllm, others, more = (block.replace("/tmp/views-", f"{tmp_path}/views-") for block in blocks)

@@ -1,4 +1,4 @@
-"""View: where each element starts, by arithmetic in plain loops; made from tensors or written by hand."""
+"""View: the address of each element against plain loops, for views from tensors and views written by hand."""
 
 import random
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ STORAGE = Storage("cache", 240)
 
 
 def walk(shape, stride, offset, itemsize) -> list[int]:
-    """First byte of each element, last index fastest."""
+    """Return the first byte of each element. The last index counts fastest."""
     return [
         (offset + sum(i * step for i, step in zip(index, stride, strict=True))) * itemsize
         for index in product(*map(range, shape))

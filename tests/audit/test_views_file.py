@@ -1,4 +1,4 @@
-"""The views file: what is written is read again and judged alike, and nothing hostile gets further than a sentence."""
+"""The views file: a written file gives the same audit, and a wrong or hostile file gives one sentence."""
 
 import json
 import random
@@ -39,7 +39,7 @@ EXAMPLE = {
 
 
 def changed(path: str, value) -> str:
-    """The example with one field set, or taken away where the value is ``...``."""
+    """Return the example with one field changed, or removed if the value is ``...``."""
     file = json.loads(json.dumps(EXAMPLE))
     *way, last = [
         int(step) if step.isdecimal() else step for step in path.replace("[", ".").replace("]", "").split(".")
