@@ -20,7 +20,7 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -195,10 +195,13 @@ def _lines(entries: Sequence[dict]) -> str:
 
 
 def _view_record(view: View) -> dict:
+    """Return the record of a view. Optional fields are left out if they are empty."""
     record = {"name": view.name, "storage": view.storage.name, "dtype": {"itemsize": view.itemsize}}
-    others = {part.name: getattr(view, part.name) for part in fields(view)}
-    others = {name: value for name, value in others.items() if name not in (*record, "itemsize")}
-    return record | {name: value for name, value in others.items() if name != "axes" or value}
+    for field in SCHEMA["$defs"]["view"]["properties"]:
+        if field not in record:
+            record[field] = getattr(view, field)
+    required = SCHEMA["$defs"]["view"]["required"]
+    return {field: value for field, value in record.items() if field in required or value not in ("", ())}
 
 
 def _claim_record(claim: Claim) -> dict:
