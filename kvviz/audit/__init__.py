@@ -1,1 +1,1 @@
-"""Whose byte is it? Finds the bytes on which strided views disagree, in any engine. Needs numpy, and no kvviz room."""
+"""Whose byte is it? Finds the bytes that strided views of any engine must not share. Imports nothing else of kvviz."""

@@ -146,6 +146,6 @@ def test_a_rightful_map_keeps_fields_that_are_added_to_views():
         origin: str = ""
 
     data = View("data", STORAGE, (2, 16), (20, 1))
-    scale = Traced("scale", STORAGE, (2,), (5,), 4, 4, ("block",), "scale", "layer 0")
+    scale = Traced("scale", STORAGE, (2,), (5,), 4, 4, ("block",), "scale", origin="layer 0")
     for claim in (Follows("scale", "data", 16), BelongsAt("data", scale)):
         assert rightful_place(claim, {"data": data, "scale": scale}).origin == "layer 0"
