@@ -1,13 +1,46 @@
-"""The modes that a KV cache can be stored in: one record for each value of vLLM's ``kv_cache_dtype``.
+"""The modes in which a KV cache stores its elements: one record per value of vLLM's ``kv_cache_dtype``.
 
-A mode says how many bits a code has, whether each cell carries a scale, and what people call it. For example,
-``fp8_per_token_head`` keeps one byte per element and one float32 scale per cell. Everything else asks the record:
-``get_mode("fp8_per_token_head").scale_bytes`` is 4. ``kvviz.cache.codes`` encodes and decodes cells of each mode.
+For example, the mode ``fp8_per_token_head`` stores one byte per element and one float32 scale per cell. All other
+code reads such facts from the record: ``get_mode("fp8_per_token_head").scale_bytes`` is 4. ``kvviz.cache.codes``
+encodes and decodes cells; JavaScript gets the record as data from :meth:`Mode.as_data`.
+
+To add a mode, add a line to ``_ALL``. If the mode has a new kind of code, add a line to :data:`CODES` as well.
 """
 
 from dataclasses import dataclass
 
 from kvviz.audit.arguments import one_of
+
+ZERO_POINT_MASK = 0xF
+"""The bits of a scale that hold the zero-point, in a mode that has one: vLLM takes the lowest four."""
+
+
+@dataclass(frozen=True)
+class Code:
+    """One kind of code: the number that a cache stores for one element.
+
+    Attributes:
+        bits: the size of one code in bits: 16, 8 or 4.
+        largest: the largest code. A cell's scale maps the largest element of the cell to this code. 0.0 if the code
+            never has a scale.
+        label: the words that a picture writes on the codes of a cell.
+    """
+
+    bits: int
+    largest: float
+    label: str
+
+
+CODES = {
+    "bfloat16": Code(16, 0.0, "bfloat16 elements, 2 bytes each"),
+    "e4m3": Code(8, 448.0, "fp8 e4m3 codes, 1 byte each"),
+    "int8": Code(8, 127.0, "int8 codes, 1 byte each"),
+    "int4": Code(4, 15.0, "int4 codes, two in a byte"),
+}
+"""Every kind of code by name. ``e4m3`` is torch's ``float8_e4m3fn``. ``int4`` is unsigned: 0 to 15."""
+
+SCALE_BYTES = {"": 0, "float32": 4, "float16": 2}
+"""Bytes of one scale, by torch's name of its dtype. The empty name means that a cell has no scale."""
 
 
 @dataclass(frozen=True)
@@ -16,34 +49,56 @@ class Mode:
 
     Attributes:
         name: the value of vLLM's ``kv_cache_dtype``.
-        code: how the bits of one code are read: ``bfloat16``, ``e4m3`` (float8_e4m3fn), ``int8`` or ``int4``.
-        code_bits: bits of one code.
-        code_label: what a picture writes on the codes of a cell, in words.
-        scale_dtype: torch's name of the scale's type, or "" if a cell carries no scale.
-        scale_bytes: bytes of the scale of one cell; 0 without one (float32 in vLLM 0.20 to 0.33).
-        scale_label: what a picture writes on a scale; for a mode without one, a sentence that says why.
+        code: the name of its kind of code in :data:`CODES`.
+        scale_dtype: torch's name of the dtype of a cell's scale, or "" if a cell has no scale. vLLM 0.20 to 0.33
+            uses float32.
+        scale_label: the words that a picture writes on a scale. For a mode without scales: a sentence that says why.
         rotated: True if the elements of a cell are rotated before they are quantised.
-        has_zero_point: True if the four lowest bits of the scale hold a zero-point.
+        has_zero_point: True if the lowest four bits of a scale hold a zero-point.
+
+    Raises:
+        ValueError: the kind of code or the dtype of the scale does not exist.
     """
 
     name: str
     code: str
-    code_bits: int
-    code_label: str
     scale_dtype: str = ""
-    scale_bytes: int = 0
     scale_label: str = ""
     rotated: bool = False
     has_zero_point: bool = False
 
+    def __post_init__(self) -> None:
+        one_of("code", self.code, tuple(CODES))
+        one_of("scale_dtype", self.scale_dtype, tuple(SCALE_BYTES))
+
+    @property
+    def code_bits(self) -> int:
+        """Bits of one code."""
+        return CODES[self.code].bits
+
+    @property
+    def code_label(self) -> str:
+        """The words that a picture writes on the codes of a cell."""
+        return CODES[self.code].label
+
+    @property
+    def largest_code(self) -> float:
+        """The largest code. The scale of a cell maps the largest element to this code."""
+        return CODES[self.code].largest
+
+    @property
+    def scale_bytes(self) -> int:
+        """Bytes of the scale of one cell: 4 for float32, 0 for a mode without scales."""
+        return SCALE_BYTES[self.scale_dtype]
+
     @property
     def is_per_token_head(self) -> bool:
-        """True if each cell (token and head, K or V) carries a scale of its own inside the cache."""
+        """True if each cell has a scale of its own inside the cache."""
         return self.scale_bytes > 0
 
     @property
     def codes_per_byte(self) -> int:
-        """Codes in one byte: 2 for int4, else 1."""
+        """Codes in one byte: 2 for codes of 4 bits, else 1."""
         return max(1, 8 // self.code_bits)
 
     @property
@@ -51,25 +106,33 @@ class Mode:
         """Bytes of one element of the KV view: 2 for bfloat16, 1 for every quantised mode."""
         return max(1, self.code_bits // 8)
 
+    @property
+    def zero_point_mask(self) -> int:
+        """The bits of a scale that hold the zero-point: 15, or 0 for a mode without a zero-point."""
+        return ZERO_POINT_MASK if self.has_zero_point else 0
+
+    def as_data(self) -> dict[str, str | int | bool]:
+        """Return what a decoder needs as a plain dict, which JSON can hold. JavaScript gets this dict."""
+        return {
+            "name": self.name,
+            "code": self.code,
+            "codes_per_byte": self.codes_per_byte,
+            "scale_bytes": self.scale_bytes,
+            "scale_dtype": self.scale_dtype,
+            "zero_point_mask": self.zero_point_mask,
+            "rotated": self.rotated,
+        }
+
 
 _ALL = (
-    Mode("bfloat16", "bfloat16", 16, "bfloat16 elements, 2 bytes each", scale_label="bfloat16 needs no scale."),
-    Mode(
-        "fp8",
-        "e4m3",
-        8,
-        "fp8 e4m3 codes, 1 byte each",
-        scale_label="fp8 has one scale for the whole tensor, kept outside the cache.",
-    ),
-    Mode("int8_per_token_head", "int8", 8, "int8 codes, 1 byte each", "float32", 4, "fp32"),
-    Mode("fp8_per_token_head", "e4m3", 8, "fp8 e4m3 codes, 1 byte each", "float32", 4, "fp32"),
+    Mode("bfloat16", "bfloat16", scale_label="bfloat16 needs no scale."),
+    Mode("fp8", "e4m3", scale_label="fp8 has one scale for the whole tensor, kept outside the cache."),
+    Mode("int8_per_token_head", "int8", "float32", "fp32"),
+    Mode("fp8_per_token_head", "e4m3", "float32", "fp32"),
     Mode(
         "int4_per_token_head",
         "int4",
-        4,
-        "int4 codes, two in a byte",
         "float32",
-        4,
         "fp32; its 4 lowest bits hold the zero-point",
         rotated=True,
         has_zero_point=True,
@@ -80,6 +143,10 @@ MODES = {mode.name: mode for mode in _ALL}
 """Every mode by name. vLLM's ``auto`` for a bfloat16 model is ``bfloat16``."""
 
 
-def get_mode(name: str) -> Mode:
-    """Return the mode of that name. Raises ValueError, which suggests the nearest name, if there is none."""
-    return MODES[one_of("kv_cache_dtype", name, tuple(MODES))]
+def get_mode(mode: "str | Mode") -> Mode:
+    """Return the mode of that name. A Mode is returned as it is.
+
+    Raises:
+        ValueError: the mode does not exist. The message names the nearest one.
+    """
+    return mode if isinstance(mode, Mode) else MODES[one_of("kv_cache_dtype", mode, tuple(MODES))]
