@@ -1,1 +1,1 @@
-"""vLLM's KV cache, rebuilt: modes, sizes, layouts, real buffers and the scale views over them."""
+"""Rebuild the KV cache of vLLM: modes, sizes, layouts, buffers, and the scale views that lie in them."""

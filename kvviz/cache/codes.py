@@ -1,132 +1,200 @@
-"""What the bytes of a cell mean: the codes of every mode, both ways, in plain torch.
+"""Quantise and dequantise cells in plain torch: what the bytes of a cell mean in each mode.
 
-This is the reference that the kernels are held against, and what byte maps decode with. Formulas as in
-vLLM 0.33 (``facts`` checked against its kernels' bytes in ``tests/golden``); arithmetic in float32 with
-IEEE division.
+The Triton kernels must write the same bytes as this module, and byte maps decode with it. The formulas follow
+vLLM 0.33; the tests compare them with bytes that vLLM's kernels wrote. All arithmetic is in float32, and division
+rounds as IEEE 754 says.
 
-A cell that holds NaN or infinity is poisoned, not repaired: its scale word becomes NaN and its codes 0, so
-that everything read from it is NaN. Modes without a scale keep NaN as a NaN code; fp8 (per tensor) makes
-infinity NaN as well.
+A cell that holds NaN or infinity is poisoned: its scale becomes NaN and its codes become 0. Everything that is read
+from a poisoned cell is NaN. A mode without scales stores NaN as a NaN code; fp8 stores infinity as NaN too.
 """
 
 from functools import lru_cache
 
 import torch
 
-from kvviz.cache.modes import get_mode
+from kvviz.cache.modes import CODES, MODES, Mode, get_mode
 
-LARGEST_CODE = {"int8_per_token_head": 127.0, "fp8_per_token_head": 448.0, "int4_per_token_head": 15.0}
 SMALLEST_SCALE = 1e-6
+"""Lower limit of a scale, as in vLLM: a cell of zeros must not lead to a division by zero."""
+
 ROTATION_SEED = 0x9E3779B9
-ZERO_POINT_MASK = 0xF
+"""Seed of the signs of the rotation, as in vLLM. Every process must draw the same signs."""
+
 BFLOAT16_NAN = 0x7FC0
+"""The bits that stand for every NaN in the mode bfloat16."""
 
 
-def encode(x: torch.Tensor, mode: str) -> tuple[torch.Tensor, torch.Tensor | None]:
+def encode(x: torch.Tensor, mode: str | Mode) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Quantise cells.
 
     Args:
-        x: ``(..., head_size)``, float32, bfloat16 or float16.
-        mode: one of ``MODES``; ``fp8`` uses the per-tensor scale 1.0, vLLM's default.
+        x: float32, bfloat16 or float16, shape ``(..., head_size)``.
+        mode: a Mode, or the name of one in ``MODES``. ``fp8`` uses the per-tensor scale 1.0, vLLM's default.
 
     Returns:
-        The data bytes, uint8 ``(..., data_bytes)``, and the scale words, float32 ``(...)``, or None for modes
-        without scales in the cache. The int4 word carries its zero-point in its lowest four bits.
+        The data bytes, uint8 ``(..., data_bytes)``, and the scales, shape ``(...)`` in the mode's scale dtype. The
+        scales are None for a mode without scales in the cache. An int4 scale carries its zero-point in its lowest
+        four bits.
+
+    Raises:
+        ValueError: the mode does not exist, or ``x`` does not hold floating-point numbers.
     """
-    get_mode(mode)
-    if mode == "bfloat16":
+    mode = get_mode(mode)
+    if not x.is_floating_point():
+        raise ValueError(f"x must hold floating-point numbers, not {x.dtype}: convert it with x.float()")
+    if mode.is_per_token_head:
+        return _encode_with_scales(x, mode)
+    if mode.code == "bfloat16":
         bits = x.to(torch.bfloat16).contiguous().view(torch.int16)
         return torch.where(x.isnan(), BFLOAT16_NAN, bits).view(torch.uint8), None
-    if mode == "fp8":
+    if mode.code == "e4m3":
         return _to_e4m3(torch.where(x.float().isfinite(), x.float(), torch.nan)), None
-    values = rotate(x).float() if mode == "int4_per_token_head" else x.float()
+    raise _unknown_code(mode)
+
+
+def _encode_with_scales(x: torch.Tensor, mode: Mode) -> tuple[torch.Tensor, torch.Tensor]:
+    values = (rotate(x) if mode.rotated else x).float()
     low, high = values.amin(-1), values.amax(-1)
-    span = high - low if mode == "int4_per_token_head" else torch.maximum(high, -low)
-    bad = ~values.isfinite().all(-1) | ~span.isfinite()
-    values, span, low = (torch.where(bad[..., None] if t.dim() > bad.dim() else bad, 0, t) for t in (values, span, low))
-    scale = torch.clamp(span / LARGEST_CODE[mode], min=SMALLEST_SCALE)
-    codes, word = _quantise(values, scale, low, mode)
-    return torch.where(bad[..., None], 0, codes), torch.where(bad, torch.nan, word)
+    # With a zero-point the codes cover [low, high]. Without one they cover [-largest, largest].
+    span = high - low if mode.has_zero_point else torch.maximum(high, -low)
+    poisoned = ~values.isfinite().all(-1) | ~span.isfinite()
+    values = torch.where(poisoned[..., None], 0, values)
+    low, span = torch.where(poisoned, 0, low), torch.where(poisoned, 0, span)
+    scale = torch.clamp(span / mode.largest_code, min=SMALLEST_SCALE).to(getattr(torch, mode.scale_dtype))
+    scaled = values * (1.0 / scale.float())[..., None]
+    if mode.has_zero_point:
+        zero_point = _half_away(-low / scale.float()).clamp(0, mode.largest_code)
+        scaled = scaled + zero_point[..., None]
+        scale = _with_zero_point(scale, zero_point, mode)
+    codes = _pack(_to_codes(scaled, mode), mode)
+    return torch.where(poisoned[..., None], 0, codes), torch.where(poisoned, torch.nan, scale)
 
 
-def _quantise(values: torch.Tensor, scale: torch.Tensor, low: torch.Tensor, mode: str):
-    scaled = values * (1.0 / scale)[..., None]
-    if mode == "int8_per_token_head":
-        return _half_away(scaled).clamp(-128, 127).to(torch.int8).view(torch.uint8), scale
-    if mode == "fp8_per_token_head":
-        return _to_e4m3(scaled), scale
-    zero_point = _half_away(-low / scale).clamp(0, 15)
-    codes = _half_away(scaled + zero_point[..., None]).clamp(0, 15).to(torch.uint8)
-    word = (scale.view(torch.int32) & ~ZERO_POINT_MASK | zero_point.to(torch.int32)).view(torch.float32)
-    return codes[..., 0::2] | codes[..., 1::2] << 4, word
+def decode(data: torch.Tensor, scale: torch.Tensor | None, mode: str | Mode) -> torch.Tensor:
+    """Dequantise cells.
 
+    Values of a rotated mode (int4) stay rotated, as they are stored. :func:`unrotate` undoes the rotation.
 
-def decode(data: torch.Tensor, scale: torch.Tensor | None, mode: str) -> torch.Tensor:
-    """Dequantise cells: float32 ``(..., head_size)`` from data bytes and scale words.
+    Args:
+        data: the data bytes, uint8 ``(..., data_bytes)``.
+        scale: the scales, shape ``(...)``. None is right only for a mode without scales in the cache.
+        mode: a Mode, or the name of one in ``MODES``.
 
-    int4 values stay in the rotated domain in which they are stored; :func:`unrotate` brings them back.
+    Returns:
+        float32 ``(..., head_size)``.
+
+    Raises:
+        ValueError: the mode does not exist, or the scales are missing.
     """
-    get_mode(mode)
-    if mode == "bfloat16":
+    mode = get_mode(mode)
+    if mode.code == "bfloat16":
         return data.contiguous().view(torch.bfloat16).float()
-    if mode == "int8_per_token_head":
-        return data.view(torch.int8).float() * scale[..., None]
-    if mode in ("fp8", "fp8_per_token_head"):
-        values = data.view(torch.float8_e4m3fn).float()
-        return values if scale is None else values * scale[..., None]
-    codes = torch.stack((data & 15, data >> 4), -1).flatten(-2).float()
-    zero_point = (scale.view(torch.int32) & ZERO_POINT_MASK).float()
-    return (codes - zero_point[..., None]) * scale[..., None]
+    if mode.is_per_token_head and scale is None:
+        raise ValueError(f"mode {mode.name} has one scale per cell: decode needs the scales, not None")
+    values = _from_codes(_unpack(data, mode), mode)
+    if mode.has_zero_point:
+        values = values - (_bits_of(scale) & mode.zero_point_mask).float()[..., None]
+    return values if scale is None else values * scale.float()[..., None]
 
 
-def has_scale(mode: str) -> bool:
-    """Whether cells of this mode carry a scale of their own."""
-    return get_mode(mode).is_per_token_head
+def _to_codes(scaled: torch.Tensor, mode: Mode) -> torch.Tensor:
+    """Round values that are divided by their scale to codes: uint8, one code per element."""
+    if mode.code == "int8":
+        return _half_away(scaled).clamp(-128, 127).to(torch.int8).view(torch.uint8)
+    if mode.code == "e4m3":
+        return _to_e4m3(scaled)
+    if mode.code == "int4":
+        return _half_away(scaled).clamp(0, mode.largest_code).to(torch.uint8)
+    raise _unknown_code(mode)
+
+
+def _from_codes(codes: torch.Tensor, mode: Mode) -> torch.Tensor:
+    """Return the float32 value of each code, before zero-point and scale."""
+    if mode.code == "int8":
+        return codes.view(torch.int8).float()
+    if mode.code == "e4m3":
+        return codes.view(torch.float8_e4m3fn).float()
+    if mode.code == "int4":
+        return codes.float()
+    raise _unknown_code(mode)
+
+
+def _pack(codes: torch.Tensor, mode: Mode) -> torch.Tensor:
+    """Put codes into bytes. Of two codes in one byte, the first takes the low four bits."""
+    return codes if mode.codes_per_byte == 1 else codes[..., 0::2] | codes[..., 1::2] << 4
+
+
+def _unpack(data: torch.Tensor, mode: Mode) -> torch.Tensor:
+    """Take codes out of bytes: the inverse of :func:`_pack`."""
+    return data if mode.codes_per_byte == 1 else torch.stack((data & 15, data >> 4), -1).flatten(-2)
+
+
+def _with_zero_point(scale: torch.Tensor, zero_point: torch.Tensor, mode: Mode) -> torch.Tensor:
+    """Replace the lowest bits of each scale by the zero-point. A float32 scale changes by less than 1 in 500,000."""
+    bits = _bits_of(scale)
+    return (bits & ~mode.zero_point_mask | zero_point.to(bits.dtype)).view(scale.dtype)
+
+
+def _bits_of(scale: torch.Tensor) -> torch.Tensor:
+    """Return the bits of each scale as an integer of the same size."""
+    return scale.view(torch.int32 if scale.element_size() == 4 else torch.int16)
+
+
+def _unknown_code(mode: Mode) -> ValueError:
+    scales = "with" if mode.is_per_token_head else "without"
+    return ValueError(
+        f"mode {mode.name} stores {mode.code} codes {scales} scales, and kvviz.cache.codes has no formula for them: "
+        f"codes are one of {', '.join(CODES)}, and modes one of {', '.join(MODES)}"
+    )
 
 
 @lru_cache
-def rotation_signs(run: int, device: torch.device | str = "cpu") -> torch.Tensor:
-    """The fixed signs of the int4 rotation: float32 ``(run,)`` of +1 and -1, the same in every process."""
+def rotation_signs(length: int, device: torch.device | str = "cpu") -> torch.Tensor:
+    """Return the fixed signs of the rotation: float32 ``(length,)`` of +1 and -1, the same in every process."""
     generator = torch.Generator().manual_seed(ROTATION_SEED)
-    return (2 * torch.bernoulli(torch.full((run,), 0.5), generator=generator) - 1).to(device)
+    return (2 * torch.bernoulli(torch.full((length,), 0.5), generator=generator) - 1).to(device)
 
 
 def rotation_run(head_size: int) -> int:
-    """Length of the runs that the int4 rotation mixes: the largest power of two that divides ``head_size``."""
+    """Return how many adjacent elements the rotation mixes: the largest power of two that divides ``head_size``."""
     return head_size & -head_size
 
 
 def rotate(x: torch.Tensor) -> torch.Tensor:
-    """Signs, then the unnormalised Walsh-Hadamard transform on each run, rounded to the dtype of ``x``.
+    """Rotate cells before they are quantised: this spreads a large element over its neighbours.
 
-    The sums are taken in butterfly order in float32, as the kernel takes them, so that both agree to the bit.
+    Each group of :func:`rotation_run` elements is multiplied by fixed signs, and then by the unnormalised
+    Walsh-Hadamard matrix. The result is rounded to the dtype of ``x``. The sums are in float32 and in butterfly order,
+    as in the kernel, so that kernel and reference agree in every bit.
     """
-    run = rotation_run(x.shape[-1])
-    runs = x.float().unflatten(-1, (-1, run)) * rotation_signs(run, x.device)
-    return _hadamard(runs).flatten(-2).to(x.dtype)
+    length = rotation_run(x.shape[-1])
+    groups = x.float().unflatten(-1, (-1, length)) * rotation_signs(length, x.device)
+    return _hadamard(groups).flatten(-2).to(x.dtype)
 
 
 def unrotate(y: torch.Tensor) -> torch.Tensor:
-    """The inverse of :func:`rotate`, in float32."""
-    run = rotation_run(y.shape[-1])
-    runs = _hadamard(y.float().unflatten(-1, (-1, run)))
-    return (runs * rotation_signs(run, y.device) / run).flatten(-2)
+    """Undo :func:`rotate`, in float32."""
+    length = rotation_run(y.shape[-1])
+    groups = _hadamard(y.float().unflatten(-1, (-1, length)))
+    return (groups * rotation_signs(length, y.device) / length).flatten(-2)
 
 
-def _hadamard(runs: torch.Tensor) -> torch.Tensor:
-    run, half = runs.shape[-1], 1
-    while half < run:
-        pairs = runs.unflatten(-1, (run // (2 * half), 2, half))
+def _hadamard(groups: torch.Tensor) -> torch.Tensor:
+    """Multiply the last axis by the Walsh-Hadamard matrix, in log2(length) steps of sums and differences."""
+    length, half = groups.shape[-1], 1
+    while half < length:
+        pairs = groups.unflatten(-1, (length // (2 * half), 2, half))
         first, second = pairs[..., 0, :], pairs[..., 1, :]
-        runs = torch.stack((first + second, first - second), -2).flatten(-3)
+        groups = torch.stack((first + second, first - second), -2).flatten(-3)
         half *= 2
-    return runs
+    return groups
 
 
 def _half_away(x: torch.Tensor) -> torch.Tensor:
-    """Round half away from zero, exactly: the addition is done in float64."""
+    """Round to the nearest integer, halves away from zero. In float32 the sum x + 0.5 could round, so it is float64."""
     return torch.copysign(torch.floor(x.abs().double() + 0.5), x.double()).float()
 
 
 def _to_e4m3(x: torch.Tensor) -> torch.Tensor:
-    return x.clamp(-448.0, 448.0).to(torch.float8_e4m3fn).view(torch.uint8)
+    largest = CODES["e4m3"].largest
+    return x.clamp(-largest, largest).to(torch.float8_e4m3fn).view(torch.uint8)

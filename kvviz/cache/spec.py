@@ -1,10 +1,10 @@
-"""CacheSpec: what one KV cache holds, and how many bytes each part of it takes.
+"""CacheSpec: the size and the mode of one KV cache, and the number of bytes of each of its parts.
 
-Three page sizes are kept apart, because confusing two of them is a bug of its own (vLLM PR 48411):
+There are three page sizes. To confuse two of them is a bug that vLLM had (PR 48411):
 
-* ``real_page_size_bytes``: K and V data alone, without scales;
-* ``content_page_size_bytes``: data and whatever tails the cells have;
-* ``page_size_bytes``: the step from one page to the next, padding included.
+* ``real_page_size_bytes`` counts the data of K and V alone, without scales;
+* ``content_page_size_bytes`` counts data and tails (the scales);
+* ``page_size_bytes`` is the step from one page to the next, with padding.
 """
 
 from dataclasses import dataclass
@@ -12,21 +12,23 @@ from dataclasses import dataclass
 from kvviz.audit.arguments import positive_int
 from kvviz.cache.modes import Mode, get_mode
 
+_COUNTS = ("num_layers", "num_blocks", "block_size", "num_kv_heads", "head_size")
+
 
 @dataclass(frozen=True)
 class CacheSpec:
-    """Size and mode of a KV cache. All counts are plain integers, all sizes bytes.
+    """Size and mode of a KV cache. All sizes are in bytes.
 
     Args:
-        num_layers, num_blocks, block_size, num_kv_heads, head_size: vLLM's words; each at least 1.
-        kv_cache_dtype: one of :data:`MODES`.
-        tail: whether a (token, head) cell has room for its scale behind its data. False is the buffer
-            of vLLM issue 48412, shape ``(176452, 2, 24, 2, 16, 64)``: cells of ``data_bytes``, so that
-            the scale's place is the last four *data* bytes. Only per-token-head modes have a tail.
-        page_size_padded: the step between pages in bytes, or None for no padding.
+        num_layers, num_blocks, block_size, num_kv_heads, head_size: vLLM's words, each an integer of at least 1.
+        kv_cache_dtype: the name of a mode in ``kvviz.cache.modes.MODES``. A Mode is replaced by its name.
+        tail: True if each cell has room for its scale after its data. False gives the buffer of vLLM issue 48412,
+            shape ``(176452, 2, 24, 2, 16, 64)``: a cell has only ``data_bytes``, and the scale's place is the last
+            four *data* bytes. A mode without scales has no tail in either case.
+        page_size_padded: the step from one page to the next in bytes, or None for no padding.
 
     Raises:
-        ValueError: a value is out of range, with the value and what would be right.
+        ValueError: a value is out of range. The message has the value and says what would be right.
     """
 
     num_layers: int
@@ -39,20 +41,25 @@ class CacheSpec:
     page_size_padded: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("num_layers", "num_blocks", "block_size", "num_kv_heads", "head_size"):
-            positive_int(name, getattr(self, name))
-        get_mode(self.kv_cache_dtype)
+        for name in _COUNTS:
+            self._keep_positive_int(name)
+        mode = get_mode(self.kv_cache_dtype)
+        object.__setattr__(self, "kv_cache_dtype", mode.name)
         if not isinstance(self.tail, bool):
             raise ValueError(f"tail must be True or False, not {self.tail!r}")
-        if self.head_size % self.mode.codes_per_byte:
+        if self.head_size % mode.codes_per_byte:
             raise ValueError(
-                f"{self.kv_cache_dtype} packs {self.mode.codes_per_byte} elements into a byte, and head_size "
-                f"{self.head_size} is not a multiple of that"
+                f"{mode.name} packs {mode.codes_per_byte} elements into a byte, so head_size must be a multiple of "
+                f"{mode.codes_per_byte}, not {self.head_size}"
             )
         if self.is_per_token_head:
             self._check_scale_alignment()
         if self.page_size_padded is not None:
             self._check_padding()
+
+    def _keep_positive_int(self, name: str) -> None:
+        """Check a count and keep it as a Python int: products of NumPy integers can overflow without an error."""
+        object.__setattr__(self, name, positive_int(name, getattr(self, name)))
 
     def _check_scale_alignment(self) -> None:
         if self.data_bytes % self.scale_bytes:
@@ -61,18 +68,24 @@ class CacheSpec:
                 f"{self.scale_bytes} bytes: choose another head_size than {self.head_size} for {self.kv_cache_dtype}"
             )
         if not self.tail and self.data_bytes <= self.scale_bytes:
-            raise ValueError(f"a cell of {self.data_bytes} bytes without a tail has no data left beside its scale")
+            raise ValueError(
+                f"a cell of {self.data_bytes} bytes without a tail has no byte left for data, because its scale takes "
+                f"{self.scale_bytes}: choose a larger head_size than {self.head_size}, or tail=True"
+            )
 
     def _check_padding(self) -> None:
-        positive_int("page_size_padded", self.page_size_padded)
+        self._keep_positive_int("page_size_padded")
         if self.page_size_padded < self.content_page_size_bytes:
             raise ValueError(
-                f"page_size_padded is {self.page_size_padded} bytes, smaller than the page's content of "
+                f"page_size_padded is {self.page_size_padded} bytes, but the content of a page takes "
                 f"{self.content_page_size_bytes} bytes: pad to at least that"
             )
         step = max(self.element_bytes, self.scale_bytes)
         if self.page_size_padded % step:
-            raise ValueError(f"page_size_padded {self.page_size_padded} must be a multiple of {step} bytes")
+            raise ValueError(
+                f"page_size_padded is {self.page_size_padded} bytes: it must be a multiple of {step}, the size "
+                f"of the widest number (element or scale) in mode {self.kv_cache_dtype}"
+            )
 
     @property
     def mode(self) -> Mode:
@@ -81,7 +94,7 @@ class CacheSpec:
 
     @property
     def is_per_token_head(self) -> bool:
-        """Whether each (token, head) carries a scale of its own inside the cache."""
+        """True if each cell has a scale of its own inside the cache."""
         return self.mode.is_per_token_head
 
     @property
@@ -91,55 +104,58 @@ class CacheSpec:
 
     @property
     def data_bytes(self) -> int:
-        """Bytes of data of one (token, head), for K or for V."""
+        """Bytes of the data of one cell."""
         return self.head_size * self.mode.code_bits // 8
 
     @property
     def scale_bytes(self) -> int:
-        """Bytes of the scale of one (token, head), for K or for V: 4, or 0 where the mode has none."""
+        """Bytes of the scale of one cell: 4 for float32, 0 if the mode has no scales."""
         return self.mode.scale_bytes
 
     @property
     def cell_bytes(self) -> int:
-        """Step from one (token, head) cell of K (or V) to the next: the data and, with a tail, the scale."""
+        """Bytes of one cell: the data and, with a tail, the scale."""
         return self.data_bytes + (self.scale_bytes if self.tail else 0)
 
     @property
     def scale_offset_bytes(self) -> int:
-        """Where in its cell a scale starts: always the cell's last four bytes. Without a tail, that is data."""
+        """The byte of a cell at which its scale starts. The scale takes the cell's last bytes.
+
+        Without a tail, these bytes are data bytes.
+        """
         return self.cell_bytes - self.scale_bytes
 
     @property
     def cells_per_page(self) -> int:
-        """(token, head) cells in one page, K and V counted apart."""
+        """Cells in one page. A token and head has two cells, one for K and one for V."""
         return 2 * self.block_size * self.num_kv_heads
 
     @property
     def real_page_size_bytes(self) -> int:
-        """K and V data of one block of one layer, scales left out."""
+        """Bytes of K and V data in one page, without scales."""
         return self.cells_per_page * self.data_bytes
 
     @property
     def content_page_size_bytes(self) -> int:
-        """Everything one block of one layer holds: data and tails."""
+        """Bytes of everything in one page, data and tails, without padding."""
         return self.cells_per_page * self.cell_bytes
 
     @property
     def page_size_bytes(self) -> int:
-        """Step from page to page: the content, or ``page_size_padded``."""
+        """Bytes from the start of one page to the start of the next: the content, or ``page_size_padded``."""
         return self.page_size_padded or self.content_page_size_bytes
 
     @property
     def layer_bytes(self) -> int:
-        """All pages of one layer."""
+        """Bytes of all pages of one layer."""
         return self.num_blocks * self.page_size_bytes
 
     @property
     def buffer_bytes(self) -> int:
-        """All pages of all layers."""
+        """Bytes of all pages of all layers."""
         return self.num_layers * self.layer_bytes
 
     @property
     def num_slots(self) -> int:
-        """Token slots of one layer: a ``slot_mapping`` entry lies in ``[0, num_slots)``."""
+        """Token slots of one layer. An entry of ``slot_mapping`` is at least 0 and less than this."""
         return self.num_blocks * self.block_size

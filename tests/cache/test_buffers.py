@@ -1,4 +1,4 @@
-"""Allocations: each layer's view covers bytes of its own, all views cover the content, and nothing too big is tried."""
+"""Allocations: layers share no byte, all views together cover the content, and a buffer that is too large is refused."""
 
 from types import SimpleNamespace
 
@@ -31,7 +31,7 @@ def counts(cache) -> torch.Tensor:
 
 @pytest.fixture
 def little_memory(monkeypatch):
-    """10,000 bytes are free, and whoever allocates fails the test."""
+    """Let 10,000 bytes be free, and fail the test if anything is allocated."""
 
     def refuse(*sizes, **options):
         raise AssertionError(f"allocated {sizes}")
@@ -44,7 +44,7 @@ def little_memory(monkeypatch):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("layout", "shared"), PLACEMENTS)
 def test_layers_cover_bytes_of_their_own_and_together_all(layout, shared, mode, tail):
-    """Each layer writes its number over its whole view: the last count is right only if no two views share a byte."""
+    """Fill each layer's view with its number: the counts are right only if no two views share a byte."""
     spec = small(mode, tail)
     cache = allocate(spec, layout, one_storage=None if shared is None else bool(shared))
     assert len(cache.storages) == (3 if shared == 0 else 1)
@@ -111,7 +111,7 @@ def test_shape_and_dtype_of_the_views(layout, mode, dtype):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_halves_are_the_k_and_the_v_cells(layout):
-    """Writing K cells then V cells fills the view with one half of each, V behind K of the same cell."""
+    """Write K cells, then V cells: each fills one half of the buffer, and V follows K at the layout's K stride."""
     spec = small("fp8_per_token_head")
     cache = allocate(spec, layout, one_storage=True)
     strides = LAYOUTS[layout].strides_bytes(spec)
@@ -142,7 +142,7 @@ def test_a_layout_may_be_given_itself():
 
 @pytest.mark.parametrize("layout", [name for name, layout in LAYOUTS.items() if layout.cross_layer])
 def test_a_cross_layer_buffer_is_one(layout):
-    with pytest.raises(ValueError, match=f"{layout} .*one_storage=False"):
+    with pytest.raises(ValueError, match=f"{layout} .*one_storage must not be False"):
         allocate(small("fp8"), layout, one_storage=False)
     assert len(allocate(small("fp8"), layout, one_storage=True).storages) == 1
 
@@ -198,10 +198,10 @@ def test_an_unknown_carving_gets_a_suggestion():
         allocate(small("fp8_per_token_head"), "NHD").carve_scales("stride")
 
 
-def test_claims_have_the_names_of_their_owners():
+def test_writers_have_the_names_of_their_owners():
     cache = allocate(small("fp8_per_token_head"), "cross-layer NHD")
-    claims = cache.writers(cache.carve_scales("shape"))
+    writers = cache.writers(cache.carve_scales("shape"))
     owners = [view for view in cache.owners() if view.role == "scale"]
-    assert [view.name for view in claims] == [view.name for view in owners]
-    assert [view.axes for view in claims] == [("block", "token", "head")] * 6
-    assert {view.itemsize for view in claims} == {4}
+    assert [view.name for view in writers] == [view.name for view in owners]
+    assert [view.axes for view in writers] == [("block", "token", "head")] * 6
+    assert {view.itemsize for view in writers} == {4}

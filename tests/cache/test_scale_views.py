@@ -1,4 +1,4 @@
-"""Two carvings of the scale views: when they agree, what they refuse, and whose bytes they write."""
+"""The two ways to carve scale views: when they agree, what they refuse, and whose bytes they write."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ def starts(tensor: torch.Tensor) -> list[int]:
 
 
 def is_dense_from_zero(kv: torch.Tensor) -> bool:
-    """Whether the elements, in the order of (B, 2, N, H, C), are the bytes 0, 1, 2, ... of the storage."""
+    """Return True if the elements in the order (B, 2, N, H, C) are the bytes 0, 1, 2, ... of the storage."""
     return starts(kv) == list(range(kv.numel()))
 
 
@@ -112,19 +112,19 @@ def storage(nbytes: int) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("carve", "kv", "said"),
     [
-        (carve_from_shape, storage(97)[:96].view(1, 2, 2, 2, 12), "multiple of 4 bytes.* 97"),
-        (carve_from_strides, storage(98)[:96].view(1, 2, 2, 2, 12), "multiple of 4 bytes.* 98"),
+        (carve_from_shape, storage(97)[:96].view(1, 2, 2, 2, 12), "the storage is 97 bytes, not a multiple of 4: float32"),
+        (carve_from_strides, storage(98)[:96].view(1, 2, 2, 2, 12), "the storage is 98 bytes, not a multiple of 4"),
         (carve_from_shape, storage(96).view(2, 2, 2, 12), r"split packing.*\(2, 2, 2, 12\)"),
-        (carve_from_shape, storage(80).view(1, 2, 2, 2, 10), "cell of 10 bytes is not a multiple of 4"),
-        (carve_from_strides, storage(80).view(1, 2, 2, 2, 10), "stride or offset of 6 bytes is not a multiple of 4"),
-        (carve_from_strides, storage(100)[2:98].view(1, 2, 2, 2, 12), "stride or offset of 10 bytes"),
-        (carve_from_strides, storage(112).view(1, 2, 2, 2, 14)[..., 2:], "stride or offset of 10 bytes"),
-        (carve_from_strides, storage(112).as_strided((1, 2, 2, 2, 12), (112, 56, 28, 14, 1)), "of 14 bytes"),
-        (carve_from_strides, storage(112).as_strided((1, 2, 2, 2, 12), (112, 52, 26, 12, 1)), "of 26 bytes"),
-        (carve_from_strides, storage(112).as_strided((2, 2, 1, 2, 12), (54, 24, 24, 12, 1)), "of 54 bytes"),
-        (carve_from_strides, storage(112).as_strided((1, 2, 2, 2, 12), (112, 50, 24, 12, 1)), "of 58 bytes"),
-        (carve_from_shape, torch.zeros(1, 2, 2, 2, 8, dtype=torch.bfloat16), "one-byte cache.*bfloat16"),
-        (carve_from_strides, torch.zeros(1, 2, 2, 16, dtype=torch.bfloat16), "one-byte cache.*bfloat16"),
+        (carve_from_shape, storage(80).view(1, 2, 2, 2, 10), "a cell is 10 bytes, not a multiple of 4"),
+        (carve_from_strides, storage(80).view(1, 2, 2, 2, 10), "offset of the first scale is 6 bytes, not a multiple of 4"),
+        (carve_from_strides, storage(100)[2:98].view(1, 2, 2, 2, 12), "offset of the first scale is 10 bytes"),
+        (carve_from_strides, storage(112).view(1, 2, 2, 2, 14)[..., 2:], "offset of the first scale is 10 bytes"),
+        (carve_from_strides, storage(112).as_strided((1, 2, 2, 2, 12), (112, 56, 28, 14, 1)), "a stride is 14 bytes"),
+        (carve_from_strides, storage(112).as_strided((1, 2, 2, 2, 12), (112, 52, 26, 12, 1)), "a stride is 26 bytes"),
+        (carve_from_strides, storage(112).as_strided((2, 2, 1, 2, 12), (54, 24, 24, 12, 1)), "a stride is 54 bytes"),
+        (carve_from_strides, storage(112).as_strided((1, 2, 2, 2, 12), (112, 50, 24, 12, 1)), "offset of the first scale is 58 bytes"),
+        (carve_from_shape, torch.zeros(1, 2, 2, 2, 8, dtype=torch.bfloat16), "one byte per element.*bfloat16"),
+        (carve_from_strides, torch.zeros(1, 2, 2, 16, dtype=torch.bfloat16), "one byte per element.*bfloat16"),
     ],
 )
 def test_what_cannot_be_carved_is_refused_with_its_numbers(carve, kv, said):
