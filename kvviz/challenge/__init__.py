@@ -1,1 +1,1 @@
-"""Unknown caches from a seed, sound or with one fault, and the check of an answer."""
+"""Make caches with one unknown fault from a seed, for notebook 11, and check the answers. Torch is not needed."""

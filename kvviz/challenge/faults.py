@@ -1,7 +1,7 @@
-"""Faults that a sound cache of the closing challenge is given: each changes one property of some views or claims.
+"""Put one fault into a correct cache. Each fault changes one property of some views or claims.
 
-A fault returns the sick file, or None where the geometry has no room for it. Whether the audit then finds what is
-wanted, and nothing else, is for the caller to see.
+A fault is a function of a correct cache and a random number generator. It returns the faulty file, or None if the
+cache has no place for the fault. The caller checks that the audit then finds this kind of fault and nothing else.
 """
 
 from collections.abc import Callable
@@ -11,69 +11,74 @@ from random import Random
 from kvviz.audit.claims import Aligned, Declared, Maps
 from kvviz.audit.view import View
 from kvviz.audit.views_file import ViewsFile
-from kvviz.challenge.sound_cache import Unknown
+from kvviz.challenge.sound_cache import SoundCache
 
 CLEAN = "clean"
-"""What a file without a fault is called."""
+"""The answer for a file without a fault."""
 
-Fault = Callable[[Unknown, Random], ViewsFile | None]
+Fault = Callable[[SoundCache, Random], ViewsFile | None]
 
 
-def _changed(file: ViewsFile, prefix: str, change: Callable[[View], View], role: str = "") -> ViewsFile:
-    """The file with those views changed whose name begins so, of one role or of any."""
-    hit = [view.name.startswith(prefix) and role in ("", view.role) for view in file.views]
-    views = tuple(change(view) if wanted else view for view, wanted in zip(file.views, hit, strict=True))
+def _change_views(file: ViewsFile, prefix: str, change: Callable[[View], View], role: str = "") -> ViewsFile:
+    """Return the file with ``change`` applied to the views whose name starts with ``prefix``.
+
+    If ``role`` is given, only views of that role change.
+    """
+    views = tuple(
+        change(view) if view.name.startswith(prefix) and role in ("", view.role) else view for view in file.views
+    )
     return replace(file, views=views)
 
 
-def _claimed(file: ViewsFile, kind: type, change: Callable) -> ViewsFile:
-    return replace(file, claims=tuple(change(c) if isinstance(c, kind) else c for c in file.claims))
+def _change_claims(file: ViewsFile, kind: type, change: Callable) -> ViewsFile:
+    """Return the file with ``change`` applied to the claims of one class."""
+    return replace(file, claims=tuple(change(claim) if isinstance(claim, kind) else claim for claim in file.claims))
 
 
-def _none(cache: Unknown, rng: Random) -> ViewsFile:
+def _no_fault(cache: SoundCache, rng: Random) -> ViewsFile:
     return cache.file
 
 
-def _layer_on_layer(cache: Unknown, rng: Random) -> ViewsFile:
-    """A layer starts where another one does."""
+def _layer_on_layer(cache: SoundCache, rng: Random) -> ViewsFile:
+    """Start one layer where another layer starts."""
     moved, to = rng.sample(range(cache.spec.num_layers), 2)
     start = {view.name: view.offset for view in cache.file.views if view.itemsize == 1}
     shift = start[f"layer {to} K data"] - start[f"layer {moved} K data"]
-    return _changed(cache.file, f"layer {moved} ", lambda v: replace(v, offset=v.offset + shift // v.itemsize))
+    return _change_views(
+        cache.file, f"layer {moved} ", lambda view: replace(view, offset=view.offset + shift // view.itemsize)
+    )
 
 
-def _v_on_k(cache: Unknown, rng: Random) -> ViewsFile:
-    """The V half of a layer starts where its K half does."""
+def _v_on_k(cache: SoundCache, rng: Random) -> ViewsFile:
+    """Start V of one layer where K of this layer starts."""
     prefix = f"layer {rng.randrange(cache.spec.num_layers)} V"
-    there = {view.name: view.offset for view in cache.file.views}
-    return _changed(
-        cache.file, prefix, lambda view: replace(view, offset=there[view.name.replace(" V ", " K ")]),
-    )  # fmt: skip
+    offset = {view.name: view.offset for view in cache.file.views}
+    return _change_views(cache.file, prefix, lambda view: replace(view, offset=offset[view.name.replace(" V ", " K ")]))
 
 
-def _scales_of_others(cache: Unknown, rng: Random) -> ViewsFile:
-    """Each layer's scales start where the next layer's belong, or K's and V's are exchanged in one layer."""
+def _scales_of_others(cache: SoundCache, rng: Random) -> ViewsFile:
+    """Exchange the scales of K and V in one layer, or start each layer's scales at the place of the next layer's."""
     layers = cache.spec.num_layers
     if rng.random() < 0.5:
         prefix, new = "", {f"layer {n}": f"layer {(n + 1) % layers}" for n in range(layers)}
     else:
         layer = f"layer {rng.randrange(layers)}"
         prefix, new = f"{layer} ", {f"{layer} K": f"{layer} V", f"{layer} V": f"{layer} K"}
-    there = {view.name: view.offset for view in cache.file.views}
+    offset = {view.name: view.offset for view in cache.file.views}
 
-    def other(view: View) -> View:
+    def moved(view: View) -> View:
         old = next(words for words in new if view.name.startswith(f"{words} "))
-        return replace(view, offset=there[view.name.replace(old, new[old])])
+        return replace(view, offset=offset[view.name.replace(old, new[old])])
 
-    return _changed(cache.file, prefix, other, "scale")
+    return _change_views(cache.file, prefix, moved, "scale")
 
 
-def _scales_unpadded(cache: Unknown, rng: Random) -> ViewsFile | None:
-    """Scales step by the content of a page where pages are padded."""
+def _scales_unpadded(cache: SoundCache, rng: Random) -> ViewsFile | None:
+    """Let scales step by the content of a page, although pages are padded."""
     content, page = cache.spec.content_page_size_bytes, cache.spec.page_size_bytes
     if content == page:
         return None
-    return _changed(
+    return _change_views(
         cache.file,
         "",
         lambda view: replace(view, stride=(view.stride[0] * content // page, *view.stride[1:])),
@@ -81,102 +86,109 @@ def _scales_unpadded(cache: Unknown, rng: Random) -> ViewsFile | None:
     )
 
 
-def _scales_transposed(cache: Unknown, rng: Random) -> ViewsFile | None:
-    """Scales of a layer lie heads before tokens where the cells lie tokens before heads, or the other way round."""
+def _scales_transposed(cache: SoundCache, rng: Random) -> ViewsFile | None:
+    """Exchange the order of tokens and heads in the scales of one layer, but not in its cells."""
     tokens, heads = cache.spec.block_size, cache.spec.num_kv_heads
     if heads == 1:
         return None
 
-    def swapped(view: View) -> View:
+    def transposed(view: View) -> View:
         unit = min(view.stride[1:])
         inner = (unit, tokens * unit) if view.stride[1] > view.stride[2] else (heads * unit, unit)
         return replace(view, stride=(view.stride[0], *inner))
 
-    return _changed(cache.file, f"layer {rng.randrange(cache.spec.num_layers)} ", swapped, "scale")
+    return _change_views(cache.file, f"layer {rng.randrange(cache.spec.num_layers)} ", transposed, "scale")
 
 
-def _inner_steps(cache: Unknown, rng: Random) -> ViewsFile | None:
-    """A half of a layer has its heads on each other, or takes one step for tokens and for heads."""
+def _inner_steps(cache: SoundCache, rng: Random) -> ViewsFile | None:
+    """Put all heads of K or V of one layer at one place, or use the same step for tokens and for heads."""
     if cache.spec.num_kv_heads == 1:
         return None
     prefix = f"layer {rng.randrange(cache.spec.num_layers)} {rng.choice('KV')}"
-    alike = rng.random() < 0.5
+    same_step = rng.random() < 0.5
 
-    def met(view: View) -> View:
+    def overlapping(view: View) -> View:
         block, token, head, *rest = view.stride
-        token, head = (min(token, head),) * 2 if alike else (token, 0)
+        token, head = (min(token, head),) * 2 if same_step else (token, 0)
         return replace(view, stride=(block, token, head, *rest))
 
-    return _changed(cache.file, prefix, met)
+    return _change_views(cache.file, prefix, overlapping)
 
 
-def _short_storage(cache: Unknown, rng: Random) -> ViewsFile:
-    """The storage was allocated for pages without their tails."""
+def _short_storage(cache: SoundCache, rng: Random) -> ViewsFile:
+    """Make the storage as small as if pages had no tails."""
     spec = cache.spec
     (storage,) = cache.file.storages
-    short = replace(storage, nbytes=storage.nbytes - spec.buffer_bytes + spec.buffer_bytes * spec.data_bytes
-                    // spec.cell_bytes // 4 * 4)  # fmt: skip
-    file = _changed(cache.file, "", lambda view: replace(view, storage=short))
+    without_tails = spec.buffer_bytes * spec.data_bytes // spec.cell_bytes // 4 * 4
+    short = replace(storage, nbytes=storage.nbytes - spec.buffer_bytes + without_tails)
+    file = _change_views(cache.file, "", lambda view: replace(view, storage=short))
     return replace(file, storages=(short,))
 
 
-def _counted_from_one(cache: Unknown, rng: Random) -> ViewsFile:
-    """Layers are numbered from 1, so that the last lies behind the others' end."""
+def _counted_from_one(cache: SoundCache, rng: Random) -> ViewsFile:
+    """Number the layers from 1, so that the last layer lies after the end of the cache."""
     first, second = (view for view in cache.file.views if view.name in ("layer 0 K data", "layer 1 K data"))
     step = second.offset - first.offset
-    return _changed(cache.file, "", lambda view: replace(view, offset=view.offset + step // view.itemsize))
+    return _change_views(cache.file, "", lambda view: replace(view, offset=view.offset + step // view.itemsize))
 
 
-def _one_block_more(cache: Unknown, rng: Random) -> ViewsFile:
-    """All views have a block more than there are pages."""
-    return _changed(cache.file, "", lambda view: replace(view, shape=(view.shape[0] + 1, *view.shape[1:])))
+def _one_block_more(cache: SoundCache, rng: Random) -> ViewsFile:
+    """Give all views one block more than there are pages."""
+    return _change_views(cache.file, "", lambda view: replace(view, shape=(view.shape[0] + 1, *view.shape[1:])))
 
 
-def _length(less: bool) -> Fault:
-    """A transfer's runs are too short (no tails, or half a page) or too long (tails twice, a token more)."""
+def _wrong_length(short: bool) -> Fault:
+    """Return a fault that makes the byte ranges of transfers too short or too long.
 
-    def fault(cache: Unknown, rng: Random) -> ViewsFile:
+    Too short means without tails, or half a page. Too long means with tails counted twice, or with one token more.
+    """
+
+    def fault(cache: SoundCache, rng: Random) -> ViewsFile:
         data, cell, tail = cache.spec.data_bytes, cache.spec.cell_bytes, cache.spec.scale_bytes
-        half = rng.random() < 0.5
+        by_page = rng.random() < 0.5
 
-        def cut(view: View) -> View:
-            run = view.shape[-1]
-            if less:
-                run = run // 2 if half else run * data // cell
+        def changed(view: View) -> View:
+            length = view.shape[-1]
+            if short:
+                length = length // 2 if by_page else length * data // cell
             else:
-                run += run // cache.spec.block_size if half else run * tail // cell
-            return replace(view, shape=(*view.shape[:-1], run))
+                length += length // cache.spec.block_size if by_page else length * tail // cell
+            return replace(view, shape=(*view.shape[:-1], length))
 
-        return _changed(cache.file, "", cut, "transfer")
+        return _change_views(cache.file, "", changed, "transfer")
 
     return fault
 
 
-def _undeclared(cache: Unknown, rng: Random) -> ViewsFile:
-    return _claimed(cache.file, Declared, lambda claim: replace(claim, declared=""))
+def _undeclared(cache: SoundCache, rng: Random) -> ViewsFile:
+    """Remove the declaration of how the K data of layer 0 must be read."""
+    return _change_claims(cache.file, Declared, lambda claim: replace(claim, declared=""))
 
 
-def _wide_boundary(cache: Unknown, rng: Random) -> ViewsFile:
+def _wide_boundary(cache: SoundCache, rng: Random) -> ViewsFile:
+    """Claim that rows start at multiples of a boundary that may be too wide."""
     boundary = rng.choice((8, 16, 32))
-    return _claimed(cache.file, Aligned, lambda claim: replace(claim, boundary_bytes=boundary))
+    return _change_claims(cache.file, Aligned, lambda claim: replace(claim, boundary_bytes=boundary))
 
 
-def _odd_start(cache: Unknown, rng: Random) -> ViewsFile:
-    """Everything starts a few bytes behind the boundary."""
+def _odd_start(cache: SoundCache, rng: Random) -> ViewsFile:
+    """Start all views 4 or 8 bytes later, which can be off the boundary."""
     shift = rng.choice((4, 8))
-    return _changed(cache.file, "", lambda view: replace(view, offset=view.offset + shift // view.itemsize))
+    return _change_views(cache.file, "", lambda view: replace(view, offset=view.offset + shift // view.itemsize))
 
 
-def _too_many_ids(cache: Unknown, rng: Random) -> ViewsFile:
-    """The ids of a table of another unit, or one more than there are."""
-    more = rng.random() < 0.5
-    return _claimed(cache.file, Maps, lambda c: replace(c, count=c.count + 1 if more else c.count * c.ratio))
+def _too_many_ids(cache: SoundCache, rng: Random) -> ViewsFile:
+    """Claim one block id too many, or as many ids as a table has that counts in blocks of another size."""
+    one_more = rng.random() < 0.5
+    return _change_claims(
+        cache.file, Maps, lambda claim: replace(claim, count=claim.count + 1 if one_more else claim.count * claim.ratio)
+    )
 
 
-def _other_id_step(cache: Unknown, rng: Random) -> ViewsFile:
-    """A consumer takes ids to be a page, or a page of every layer, apart."""
+def _other_id_step(cache: SoundCache, rng: Random) -> ViewsFile:
+    """Claim that neighbouring block ids are one page apart, or one page of every layer apart."""
     step = cache.spec.content_page_size_bytes * rng.choice((1, cache.spec.num_layers))
-    return _claimed(cache.file, Maps, lambda claim: replace(claim, stride_bytes=step))
+    return _change_claims(cache.file, Maps, lambda claim: replace(claim, stride_bytes=step))
 
 
 FAULTS: dict[str, tuple[Fault, ...]] = {
@@ -184,12 +196,12 @@ FAULTS: dict[str, tuple[Fault, ...]] = {
     "misplaced": (_scales_of_others, _scales_unpadded),
     "permuted": (_scales_transposed,),
     "out_of_bounds": (_short_storage, _counted_from_one, _one_block_more),
-    "truncated": (_length(less=True),),
-    "oversized": (_length(less=False),),
+    "truncated": (_wrong_length(short=True),),
+    "oversized": (_wrong_length(short=False),),
     "self_overlap": (_inner_steps,),
     "ambiguous": (_undeclared,),
     "unaligned": (_wide_boundary, _odd_start),
     "index_space": (_too_many_ids, _other_id_step),
-    CLEAN: (_none,),
+    CLEAN: (_no_fault,),
 }
-"""By the kind of finding that it must give: what may be done to a cache."""
+"""The faults that can cause a finding of each kind."""

@@ -8,8 +8,8 @@ import pytest
 from kvviz.audit.claims import Aligned, Covers, Disjoint, Follows
 from kvviz.audit.findings import KINDS
 from kvviz.audit.views_file import ViewsFile, dump, load
-from kvviz.challenge.challenge import CASES, FIRST_BYTE, FIXES, LEVELS, Case, challenge, check, mended
 from kvviz.challenge.faults import CLEAN, FAULTS
+from kvviz.challenge.questions import CASES, FIRST_BYTE, FIXES, LEVELS, Case, challenge, check, mended
 
 SETS = [(level, seed) for level in LEVELS for seed in range(8)]
 EVERY = pytest.mark.parametrize(

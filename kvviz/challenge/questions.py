@@ -1,0 +1,232 @@
+"""Ask six questions about unknown caches, made from a seed, and check the answers: notebook 11 uses this module.
+
+A question is a views file. The answer is the kind of its fault, the first wrong byte, and a fix. All files of a level
+have the same views and claims in the same order. A faulty file differs from a correct one only in some numbers. No
+answer is stored: :func:`check` makes the correct cache again from the seed, and runs the audit.
+"""
+
+from dataclasses import dataclass, field, replace
+from functools import cache
+from numbers import Integral
+from random import Random
+
+from kvviz.audit.arguments import one_of
+from kvviz.audit.findings import Audit
+from kvviz.audit.views_file import ViewsFile
+from kvviz.challenge.faults import CLEAN, FAULTS
+from kvviz.challenge.sound_cache import draw_sound_cache
+
+LEVELS = {
+    "easy": ("collision", "misplaced", "permuted", "out_of_bounds", "truncated", "self_overlap"),
+    "full": tuple(FAULTS),
+}
+"""The kinds of faults of each level.
+
+An easy set has each of its kinds once. A full set has five kinds, and one file that is clean.
+"""
+
+CASES = 6
+"""Files in one set."""
+
+PARTS = ("kind", "first byte", "fix")
+"""The parts of an answer."""
+
+MAX_DRAWS = 1_000
+"""How many caches are drawn before an error, until one shows exactly the wanted fault. Most sets need a few draws."""
+
+_WRONG_ELEMENT = "the start of the lowest element that is in a wrong place (where it is, not where it belongs)"
+
+FIRST_BYTE = {
+    "collision": "the lowest byte that two views share",
+    "misplaced": _WRONG_ELEMENT,
+    "permuted": _WRONG_ELEMENT,
+    "out_of_bounds": "the lowest byte after the end of the storage that a view claims",
+    "truncated": "the lowest data byte that is not moved",
+    "oversized": "the lowest byte of another block that is moved too",
+    "self_overlap": "the lowest byte that two elements of one view share",
+    "unaligned": "the start of the lowest row that is not on its boundary",
+    "ambiguous": "None",
+    "index_space": "None",
+    CLEAN: "None",
+}
+"""The meaning of ``first_byte`` for each kind. Bytes are counted from the start of the storage, over all views."""
+
+FIXES = {
+    "nothing": "leave the layout as it is, and look at ordering, lifetimes and the contents of tables",
+    "offset": "start each view at the start of its own layer and of its K or V, on its boundary",
+    "block step": "step from one block, or id, to the next as the cache does",
+    "inner steps": "step from token to token and from head to head as the cells do",
+    "length": "move whole pages, data and tails, and no more",
+    "count": "use the number of blocks, or ids, that exist",
+    "storage": "allocate as many bytes as all pages take",
+    "declare": "declare which reading is meant",
+    "boundary": "require no wider boundary than the rows keep",
+}
+"""The possible fixes. Each sets one property right, and repairs every file in which only this property is wrong."""
+
+EITHER = ("count", "storage")
+"""Fixes that are both right if the number of blocks does not fit the storage: the file does not say which is true."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One unknown cache.
+
+    Attributes:
+        level, seed, number: the case is made from these three.
+        file: the views file, geometry alone. Offsets and strides count elements of the view.
+    """
+
+    level: str
+    seed: int
+    number: int
+    file: ViewsFile = field(repr=False)
+
+    @property
+    def name(self) -> str:
+        """The name for people, for example ``unknown 2 of the easy set, seed 7``."""
+        return f"unknown {self.number} of the {self.level} set, seed {self.seed}"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The result of a check, as a record and, with ``str``, as a sentence.
+
+    Attributes:
+        name: the name of the case.
+        wrong: the parts of the answer that are wrong or missing.
+        missing: the parts that are missing.
+    """
+
+    name: str
+    wrong: tuple[str, ...]
+    missing: tuple[str, ...] = ()
+
+    @property
+    def solved(self) -> bool:
+        """True if kind, first byte and fix are right."""
+        return not self.wrong
+
+    def __str__(self) -> str:
+        right = [part for part in PARTS if part not in self.wrong]
+        failed = [part for part in self.wrong if part not in self.missing]
+        phrases = [f"{_listed(right)} right"] if right else []
+        phrases += [f"{_listed(failed)} wrong"] if failed else []
+        phrases += [f"{_listed(self.missing)} not given yet"] if self.missing else []
+        return f"{self.name}: {', '.join(phrases)}{': solved' if self.solved else ''}"
+
+
+def challenge(seed: int, level: str = "easy") -> tuple[Case, ...]:
+    """Return six unknown caches. The same seed and level give the same caches.
+
+    Raises:
+        ValueError: the level does not exist, or the seed is not an integer.
+    """
+    one_of("level", level, tuple(LEVELS))
+    seed = _integer("seed", seed)
+    return tuple(Case(level, seed, number, _draw_files(level, seed, number)[1]) for number in range(CASES))
+
+
+def check(case: Case, *, kind: str | None = None, first_byte: int | None = None, fix: str | None = None) -> Verdict:
+    """Return which parts of an answer are right. The right answer is not shown.
+
+    Args:
+        case: one of the cases of :func:`challenge`.
+        kind: one of :data:`FIRST_BYTE`, or None if it is not known yet.
+        first_byte: a byte of the storage as :data:`FIRST_BYTE` defines it, or None.
+        fix: one of :data:`FIXES`, or None if it is not known yet.
+
+    Raises:
+        ValueError: the kind or the fix does not exist, or the byte is not an integer.
+    """
+    if kind is not None:
+        one_of("kind", kind, tuple(FIRST_BYTE))
+    if fix is not None:
+        one_of("fix", fix, tuple(FIXES))
+    if first_byte is not None:
+        first_byte = _integer("first_byte", first_byte, " or None")
+    if kind is None and first_byte is None and fix is None:
+        return Verdict(case.name, PARTS, PARTS)
+    result = case.file.audit()
+    found = {finding.kind for finding in result.findings} or {CLEAN}
+    fixes = EITHER if fix in EITHER else (fix,) if fix else ()
+    right = {
+        "kind": found == {kind},
+        "first byte": first_byte == _first_byte(result),
+        "fix": fix == "nothing" if result.clean else any(mended(case, one).audit().clean for one in fixes),
+    }
+    wrong = tuple(part for part, good in right.items() if not good)
+    given = dict(zip(PARTS, (kind, first_byte, fix), strict=True))
+    return Verdict(case.name, wrong, tuple(part for part in wrong if given[part] is None))
+
+
+def mended(case: Case, fix: str) -> ViewsFile:
+    """Return the file after a fix: one property of every view, or of the claims, is as in the correct cache.
+
+    Raises:
+        ValueError: the fix does not exist.
+    """
+    one_of("fix", fix, tuple(FIXES))
+    correct, faulty = _draw_files(case.level, case.seed, case.number)[0], case.file
+    storage = correct.storages[0] if fix == "storage" else faulty.storages[0]
+    views, claims = [], []
+    for view, model in zip(faulty.views, correct.views, strict=True):
+        changes = {
+            "offset": {"offset": model.offset},
+            "block step": {"stride": (model.stride[0], *view.stride[1:])},
+            "inner steps": {"stride": (view.stride[0], *model.stride[1:])},
+            "length": {"shape": (view.shape[0], *model.shape[1:])},
+            "count": {"shape": (model.shape[0], *view.shape[1:])},
+        }
+        views.append(replace(view, storage=storage, **changes.get(fix, {})))
+    claim_fields = {"block step": "stride_bytes", "count": "count", "declare": "declared", "boundary": "boundary_bytes"}
+    for claim, model in zip(faulty.claims, correct.claims, strict=True):
+        name = claim_fields.get(fix, "")
+        claims.append(replace(claim, **{name: getattr(model, name)}) if hasattr(claim, name) else claim)
+    return ViewsFile((storage,), tuple(views), tuple(claims))
+
+
+@cache
+def _draw_files(level: str, seed: int, number: int) -> tuple[ViewsFile, ViewsFile]:
+    """Return the correct file and the file to show, in which the audit finds the wanted kind and no other kind."""
+    kind = _draw_kinds(level, seed)[number]
+    for attempt in range(MAX_DRAWS):
+        rng = Random(f"{level} {seed} {number} {attempt}")
+        drawn = draw_sound_cache(rng, level)
+        shown = rng.choice(FAULTS[kind])(drawn, rng)
+        if shown is None or drawn.file.audit().findings:
+            continue
+        if ({finding.kind for finding in shown.audit().findings} or {CLEAN}) == {kind}:
+            return drawn.file, shown
+    raise AssertionError(f"no file of kind {kind} in {MAX_DRAWS} draws from level {level}, seed {seed}")
+
+
+def _draw_kinds(level: str, seed: int) -> list[str]:
+    rng = Random(f"{level} {seed}")
+    kinds = [kind for kind in LEVELS[level] if kind != CLEAN]
+    chosen = rng.sample(kinds, CASES - 1) + [CLEAN] if CLEAN in LEVELS[level] else kinds
+    rng.shuffle(chosen)
+    return chosen
+
+
+def _first_byte(result: Audit) -> int | None:
+    """Return the lowest byte that the findings show, or None if they show none.
+
+    An example of a misplaced element lists the element first, and its rightful place second. In any other example
+    from these files, all places start at the same byte.
+    """
+    shown = [finding for finding in result.findings if finding.example]
+    places = [finding.example[0 if finding.kind in ("misplaced", "permuted") else -1] for finding in shown]
+    return min((place.start_bytes for place in places), default=None)
+
+
+def _integer(name: str, value: object, otherwise: str = "") -> int:
+    """Return an integer, NumPy's included, as a Python int. Raise a ValueError for anything else, bools included."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise ValueError(f"{name} must be an integer{otherwise}, not {value!r}")
+    return int(value)
+
+
+def _listed(parts: list[str] | tuple[str, ...]) -> str:
+    *first, last = parts
+    return f"{', '.join(first)} and {last} are" if first else f"{last} is"
