@@ -1,46 +1,54 @@
-"""kvviz: which bytes of a KV cache belong to whom, and who is writing on whom.
+"""kvviz shows which bytes of a KV cache belong to whom, and finds the views that write into the bytes of others.
 
-The names below are what most notebooks need: ``from kvviz import CacheSpec, allocate, write_kv``. Each is loaded
-when it is first used, so that ``import kvviz`` needs neither torch nor Triton.
+Most notebooks need only the names below: ``from kvviz import CacheSpec, allocate, write_kv``. Each name is loaded when
+it is first used. So ``import kvviz`` is quick, and works without torch, Triton or NumPy.
 
-Rooms: ``audit`` judges strided views, anybody's. ``cache`` is vLLM's KV cache, rebuilt. ``kernels`` write and read
-it, ``engine`` serves a model over it, ``show`` draws it. ``challenge`` makes unknown caches, ``report`` makes pages.
+The packages inside: ``audit`` checks strided views of any program. ``cache`` rebuilds vLLM's KV cache. ``kernels``
+write and read the cache, ``engine`` serves a model with it, and ``show`` draws it. ``challenge`` makes caches with an
+unknown fault, and ``report`` makes pages from notebooks.
 """
-
-from importlib import import_module
 
 __version__ = "0.2.0"
 
-_HOMES = {
-    "CacheSpec": "kvviz.cache.spec",
-    "allocate": "kvviz.cache.buffers",
-    "device": "kvviz.kernels.runtime",
-    "write_kv": "kvviz.kernels.write",
-    "paged_attention": "kvviz.kernels.attention",
-    "View": "kvviz.audit.view",
-    "audit_views": "kvviz.audit.audit",
-    "audit_scales": "kvviz.audit.audit",
-    "byte_map": "kvviz.show.byte_map",
-    "MapView": "kvviz.show.live_map",
-    "load_model": "kvviz.engine.model",
-    "generate": "kvviz.engine.generate",
-    "BlockPool": "kvviz.engine.block_pool",
-    "Offloader": "kvviz.engine.offload",
-    "gpu_budget": "kvviz.engine",
+_PLACES = {
+    "CacheSpec": "kvviz.cache.spec:CacheSpec",
+    "allocate": "kvviz.cache.buffers:allocate",
+    "device": "kvviz.kernels.runtime:device",
+    "write_kv": "kvviz.kernels.write:write_kv",
+    "paged_attention": "kvviz.kernels.attention:paged_attention",
+    "View": "kvviz.audit.view:View",
+    "audit_views": "kvviz.audit.audit:audit_views",
+    "audit_scales": "kvviz.audit.audit:audit_scales",
+    "byte_map": "kvviz.show.byte_map:byte_map",
+    "MapView": "kvviz.show.live_map:MapView",
+    "load_model": "kvviz.engine.model:load_model",
+    "generate": "kvviz.engine.generate:generate",
+    "BlockPool": "kvviz.engine.block_pool:BlockPool",
+    "Offloader": "kvviz.engine.offload:Offloader",
+    "gpu_budget": "kvviz.engine.gpu_budget:",
 }
-"""The module that each name is loaded from."""
+"""The place where each name is defined, as ``module:name``. ``module:`` means the module itself."""
 
-__all__ = sorted([*_HOMES, "__version__"])
+__all__ = sorted([*_PLACES, "__version__"])
 
 
 def __getattr__(name: str):
-    if name not in _HOMES:
-        raise AttributeError(f"module 'kvviz' has no attribute {name!r}: it offers {', '.join(sorted(_HOMES))}")
-    home = import_module(f"{_HOMES[name]}.{name}" if name == "gpu_budget" else _HOMES[name])
-    found = home if name == "gpu_budget" else getattr(home, name)
-    globals()[name] = found
-    return found
+    """Load one of the names when it is first used (PEP 562)."""
+    from pkgutil import resolve_name
+
+    if name not in _PLACES:
+        raise AttributeError(_unknown(name))
+    value = globals()[name] = resolve_name(_PLACES[name])
+    return value
+
+
+def _unknown(name: str) -> str:
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, _PLACES, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return f"module 'kvviz' has no attribute {name!r}: it offers {', '.join(sorted(_PLACES))}{hint}"
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+    return sorted({*globals(), *_PLACES})

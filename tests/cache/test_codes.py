@@ -1,4 +1,4 @@
-"""The reference codes: error bounds, every e4m3 code, halves, the rotation and its zero-point, poisoned cells."""
+"""The reference codes: error bounds, every e4m3 code, halves, the rotation, the zero-point, and poisoned cells."""
 
 import math
 import struct
@@ -7,8 +7,8 @@ from fractions import Fraction
 import pytest
 import torch
 
-from kvviz.cache.codes import SMALLEST_SCALE, decode, encode, has_scale, rotate, rotation_run, rotation_signs, unrotate
-from kvviz.cache.modes import MODES
+from kvviz.cache.codes import SMALLEST_SCALE, decode, encode, rotate, rotation_run, rotation_signs, unrotate
+from kvviz.cache.modes import MODES, Mode
 from kvviz.cache.spec import CacheSpec
 
 SCALED = ("int8_per_token_head", "fp8_per_token_head", "int4_per_token_head")
@@ -21,13 +21,13 @@ def cells(head_size: int = 64, spread: float = 3.0, dtype: torch.dtype = torch.f
 
 
 def sylvester(run: int) -> torch.Tensor:
-    """The Walsh-Hadamard matrix: +1 where row and column have an even number of ones in common."""
+    """Return the Walsh-Hadamard matrix: +1 if row and column have an even number of one bits in common, else -1."""
     signs = [[(-1.0) ** (row & column).bit_count() for column in range(run)] for row in range(run)]
     return torch.tensor(signs, dtype=torch.float64)
 
 
 def e4m3(code: int) -> float:
-    """The value of a code: 1 sign, 4 exponent and 3 mantissa bits, bias 7, no infinity."""
+    """Return the value of a code: 1 sign bit, 4 exponent bits with bias 7, 3 mantissa bits, no infinity."""
     sign, exponent, mantissa = -1.0 if code & 128 else 1.0, code >> 3 & 15, code & 7
     if code & 127 == 127:
         return math.nan
@@ -48,7 +48,7 @@ def test_shapes_and_dtypes(mode, dtype):
     x = cells(dtype=dtype)
     data, scale = encode(x, mode)
     assert data.dtype == torch.uint8 and tuple(data.shape) == (40, 3, CacheSpec(1, 1, 1, 1, 64, mode).data_bytes)
-    assert has_scale(mode) == (scale is not None) == (mode in SCALED)
+    assert (scale is not None) == (mode in SCALED) == MODES[mode].is_per_token_head
     if scale is not None:
         assert scale.dtype == torch.float32 and tuple(scale.shape) == (40, 3)
     back = decode(data, scale, mode)
@@ -124,7 +124,7 @@ def test_fp8_ends_at_448():
 
 
 def test_halves_of_int8_go_away_from_zero():
-    """The largest value is 127, so the scale is 1 and a value is its own code before rounding."""
+    """Take 127 as the largest value: the scale is 1, so a value is equal to its code before rounding."""
     values = [127.0, 0.5, 1.5, 2.5, 3.5, 125.5, 126.5, 0.49999997, 1.4999999, 2.4999998, 126.49999, 0.25]
     values += [-x for x in values]
     data, scale = encode(torch.tensor(values), "int8_per_token_head")
@@ -139,7 +139,7 @@ def test_runs_are_the_largest_power_of_two_that_divides(head_size):
 
 @pytest.mark.parametrize("head_size", HEAD_SIZES)
 def test_rotation_is_signs_and_then_the_matrix_on_each_run(head_size):
-    """On integers every sum is exact, so equality is too."""
+    """Use integers, because all sums of them are exact."""
     x = torch.randint(-50, 50, (20, 2, head_size), generator=torch.Generator().manual_seed(1)).double()
     run = rotation_run(head_size)
     want = ((x.unflatten(-1, (-1, run)) * rotation_signs(run)) @ sylvester(run)).flatten(-2)
@@ -174,7 +174,7 @@ def test_signs_are_fixed_and_leave_the_global_generator_alone():
 
 
 def test_zero_point_lies_in_the_lowest_four_bits():
-    """Stored values -5 .. 10 in steps of one scale: codes 0 .. 15 in order, zero-point 5, scale 16."""
+    """Store the values -5 to 10 times 16: the scale is 16, the zero-point 5, and the codes are 0 to 15 in order."""
     stored = torch.arange(-5.0, 11.0) * 16
     x = unrotate(stored)
     assert torch.equal(rotate(x), stored)
@@ -202,7 +202,7 @@ def test_word_of_int4_is_the_scale_but_for_its_zero_point(head_size):
 
 @pytest.mark.parametrize(("sign", "zero_point", "code"), [(1.0, 0, 15), (-1.0, 15, 0)])
 def test_zero_point_is_clamped_when_zero_lies_outside(sign, zero_point, code):
-    """All stored values between 15 and 30 scales: the zero-point cannot follow, and the codes stop at an end."""
+    """Store values of 15 to 30 scales: a zero-point of 15 is not enough, so all codes are at one end."""
     x = unrotate(sign * torch.arange(15.0, 31.0) * 16)
     data, word = encode(x, "int4_per_token_head")
     assert bits(float(word)) & 15 == zero_point
@@ -224,7 +224,7 @@ def test_a_cell_that_is_not_finite_is_poisoned_alone(mode, bad):
 
 
 def test_a_span_beyond_float32_poisons_too():
-    """Each value is finite, and what int4 needs of them is not: the sums of the rotation overflow."""
+    """Encode finite values whose rotation is infinite, because its sums overflow."""
     data, word = encode(torch.full((1, 64), 3e38), "int4_per_token_head")
     assert bool(word.isnan()) and not data.any()
 
@@ -257,5 +257,43 @@ def test_a_cell_does_not_depend_on_its_neighbours(mode):
 
 @pytest.mark.parametrize("function", [lambda mode: encode(torch.zeros(4), mode), lambda mode: decode(None, None, mode)])
 def test_an_unknown_mode_gets_a_suggestion(function):
-    with pytest.raises(ValueError, match="mode 'int4' does not exist.*did you mean 'int4_per_token_head'"):
+    with pytest.raises(ValueError, match="kv_cache_dtype 'int4' does not exist.*did you mean 'int4_per_token_head'"):
         function("int4")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_mode_can_be_given_as_a_record(mode):
+    x = cells()
+    (data, scale), (by_name, scale_by_name) = encode(x, MODES[mode]), encode(x, mode)
+    assert torch.equal(data, by_name) and (scale is None or torch.equal(scale, scale_by_name))
+    assert torch.equal(decode(data, scale, MODES[mode]), decode(data, scale, mode))
+
+
+def test_a_code_without_a_formula_is_refused():
+    """A mode that is new in one place only must not be taken for another mode."""
+    for mode in (Mode("int8", "int8"), Mode("bf16_per_token_head", "bfloat16", "float32")):
+        with pytest.raises(ValueError, match=f"mode {mode.name} stores {mode.code} codes with"):
+            encode(cells(), mode)
+
+
+@pytest.mark.parametrize("mode", ["int8_per_token_head", "fp8_per_token_head"])
+def test_a_scale_may_be_narrower_than_float32(mode):
+    """Codes are made with the scale that is stored, so a float16 scale hardly costs accuracy."""
+    narrow = Mode("narrow", MODES[mode].code, "float16")
+    x = cells()
+    data, scale = encode(x, narrow)
+    assert scale.dtype == torch.float16 and data.shape == x.shape
+    error, usual = ((decode(*encode(x, one), one) - x).abs().mean() for one in (narrow, MODES[mode]))
+    assert error < usual * 1.05
+
+
+@pytest.mark.parametrize("mode", SCALED)
+def test_missing_scales_are_asked_for(mode):
+    data, _ = encode(cells(), mode)
+    with pytest.raises(ValueError, match=f"{mode} has one scale per cell: decode needs the scales"):
+        decode(data, None, mode)
+
+
+def test_integers_are_not_cells():
+    with pytest.raises(ValueError, match="floating-point numbers, not torch.int64"):
+        encode(torch.arange(8), "fp8")
