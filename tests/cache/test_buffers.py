@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -131,6 +132,16 @@ def test_every_byte_is_filled(layout, one_storage, fill):
     cache = allocate(spec, layout, one_storage=one_storage, fill=fill)
     assert int(counts(cache)[fill]) == spec.buffer_bytes
     assert all(storage.dtype == torch.uint8 and storage.dim() == 1 for storage in cache.storages)
+
+
+@pytest.mark.parametrize("fill", [1.5, -1, 256, True, "0", None], ids=repr)
+def test_fill_is_a_byte(fill):
+    with pytest.raises(ValueError, match="fill .* must be an integer from 0 to 255, not"):
+        allocate(small("fp8"), "NHD", fill=fill)
+
+
+def test_fill_may_be_a_numpy_integer():
+    assert int(counts(allocate(small("fp8"), "NHD", fill=np.uint8(7)))[7]) == small("fp8").buffer_bytes
 
 
 def test_a_layout_may_be_given_itself():

@@ -1,4 +1,4 @@
-"""Predicted and observed bytes: a run that does as its views say, and runs that do less, more or elsewhere."""
+"""Predicted and observed bytes: work that reaches exactly the predicted bytes, and work that reaches others."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ def write(cache, layers=(0, 1), slots=SLOTS, value=None) -> None:
 
 
 def compared(work, layout: str = "NHD", views=None) -> Comparison:
-    """``work(cache)`` beside what the owners of a cache of that layout promise for SLOTS."""
+    """Compare the bytes that ``work(cache)`` reaches with the bytes of SLOTS in ``views`` (default: the owners)."""
 
     def run(fill: int) -> dict[str, torch.Tensor]:
         cache = allocate(SPEC, layout, fill=fill)
@@ -64,6 +64,24 @@ def test_a_byte_cannot_hide_behind_the_value_it_had():
     for value in (*FILLS, 0x5A):
         seen = observe(lambda fill, value=value: {"s": torch.tensor([fill, value, fill], dtype=torch.uint8)})
         assert seen["s"].tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize("slots", [[1.5], [True, False], ["1"]], ids=repr)
+def test_slots_are_integers(slots):
+    with pytest.raises(ValueError, match="slots must be integers"):
+        predict(allocate(SPEC, "NHD", "meta").owners(), slots)
+
+
+def test_slots_may_be_numpy_integers():
+    owners = allocate(SPEC, "NHD", "meta").owners()
+    for slots in ([np.int64(1), np.int32(6)], np.array([1, 6, -1], np.int16)):
+        few, plain = predict(owners, slots), predict(owners, [1, 6])
+        assert all(np.array_equal(few[name], plain[name]) for name in plain)
+
+
+def test_a_meta_tensor_cannot_be_observed():
+    with pytest.raises(ValueError, match="storage 'layer 0' is a meta tensor, which has no bytes"):
+        observe(lambda fill: allocate(SPEC, "NHD", "meta", fill=fill).storages_by_name())
 
 
 def test_both_fillings_are_run_once():
@@ -116,7 +134,7 @@ def test_a_storage_that_the_run_does_not_return_is_unreached():
 
 
 def test_scales_carved_from_the_shape_collide_and_are_foretold():
-    """Both layers' scales on the addresses of one: fewer bytes than cells, and the run agrees with its views."""
+    """Put the scales of both layers at the same addresses: fewer bytes than cells, and all of them are predicted."""
 
     def run(fill: int) -> dict[str, torch.Tensor]:
         cache = allocate(SPEC, "cross-layer NHD", fill=fill)

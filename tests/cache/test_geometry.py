@@ -12,6 +12,7 @@ from kvviz.cache.modes import MODES
 from kvviz.cache.scale_views import carve_from_strides, kv_halves
 from kvviz.cache.spec import CacheSpec
 
+AXES = {4: ("block", "head", "token", "element"), 5: ("block", "half", "token", "head", "element")}
 SHAPES = [(3, 4, 2, 3, 16), (1, 2, 4, 1, 16), (2, 1, 1, 2, 8), (1, 1, 1, 1, 8)]
 
 
@@ -20,31 +21,29 @@ def specs_of(shape, mode, layout):
     specs = [CacheSpec(*shape, mode), *([CacheSpec(*shape, mode, tail=False)] if shape[-1] > 8 else [])]
     heads_inside = layout.order.index("H") > max(map(layout.order.index, "LB"))
     if heads_inside or shape[3] == 1:
-        specs += [
-            CacheSpec(*shape, mode, page_size_padded=specs[0].content_page_size_bytes + extra) for extra in (0, 8)
-        ]
+        content = specs[0].content_page_size_bytes
+        specs += [CacheSpec(*shape, mode, page_size_padded=content + extra) for extra in (0, 8)]
     return specs
 
 
-@pytest.mark.parametrize("one_storage", [None, True, False])
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("layout", "one_storage"),
+    [
+        (name, shared)
+        for name, layout in LAYOUTS.items()
+        for shared in ((None, True) if layout.cross_layer else (None, True, False))
+    ],
+)
 def test_views_are_those_of_the_tensors(layout, mode, one_storage):
     record = LAYOUTS[layout]
-    if record.cross_layer and one_storage is False:
-        pytest.skip("a cross-layer layout has one storage")
     for shape in SHAPES:
         for spec in specs_of(shape, mode, record):
             cache = allocate(spec, layout, "meta", one_storage=one_storage)
             expected, data, scales = [], [], []
             for layer, kv in enumerate(cache.kv_caches):
                 storage = cache.storage_of(layer)
-                axes = (
-                    ("block", "half", "token", "head", "element")
-                    if kv.dim() == 5
-                    else ("block", "head", "token", "element")
-                )
-                expected.append(View.of(kv, f"layer {layer} KV", storage, axes))
+                expected.append(View.of(kv, f"layer {layer} KV", storage, AXES[kv.dim()]))
                 for name, half in zip("KV", kv_halves(kv), strict=True):
                     cells = half.view(torch.uint8)[..., : spec.data_bytes]
                     data.append(View.of(cells, f"layer {layer} {name} data", storage, geometry.CELL_AXES, "data"))

@@ -24,4 +24,11 @@ def test_strides_are_the_released_ones(row):
     cache = allocate(spec, layout, "meta", one_storage=True)
     layers, size = cache.kv_caches, spec.element_bytes
     assert [step * size for step in layers[0].stride()[:3]] == row["strides_LBHNC"][1:4]
-    assert layers[1].storage_offset() * size == row["strides_LBHNC"][0]
+    assert [kv.storage_offset() * size for kv in layers] == [n * row["strides_LBHNC"][0] for n in range(row["layers"])]
+
+
+@pytest.mark.parametrize("row", LAYOUT_STRIDES[:1], ids=row_id)
+def test_a_row_with_one_layer(row):
+    """Cut the first golden row to one layer. Layers are outermost there, so no stride depends on their number."""
+    assert row["layout"].startswith("L") and row["layers"] > 1
+    test_strides_are_the_released_ones({**row, "layers": 1})

@@ -57,3 +57,12 @@ def test_golden_rows_cover_every_finding():
         cache, scales = build(row)
         kinds |= {f.kind for f in audit_scales(cache.owners(), cache.writers(scales)).findings}
     assert kinds == {"collision", "misplaced", "permuted"}
+
+
+def test_a_row_with_one_layer():
+    """Cut the first golden row to one layer. Each layer has its own storage there, so nothing else changes."""
+    row = SCALE_VIEWS[0]
+    assert row["allocation"] == "per_layer" and row["layers"] > 1
+    one = {**row, "layers": 1, "views": row["views"][:1]}
+    test_views_have_the_released_geometry(one)
+    test_audit_counts_misplaced_cells_and_shared_addresses(one)

@@ -25,7 +25,7 @@ ORDERS = {
 
 
 def walk(order: str, sizes: dict[str, int], page_size_padded: int | None) -> dict[tuple[int, ...], int]:
-    """Address of each index (in the order of AXES): one byte a step, a padded page starts on a multiple of its size."""
+    """Return the address of each index (in the order of AXES). A padded page starts at a multiple of its size."""
     page_axis = max("LB", key=order.index)
     within = order.index(page_axis) + 1
     addresses, address, page = {}, 0, 0
@@ -112,7 +112,7 @@ def test_what_the_older_names_meant(older, cross_layer, packing, name):
     assert (layout.cross_layer, layout.packing) == (cross_layer, packing)
 
 
-def test_older_names_are_of_the_split_packing_unless_told():
+def test_older_names_mean_the_split_packing_by_default():
     assert released_layout("HND", True).name == "cross-layer HND"
 
 
@@ -123,3 +123,18 @@ def test_older_names_are_of_the_split_packing_unless_told():
 def test_older_names_that_never_were(arguments, said):
     with pytest.raises(ValueError, match=said):
         released_layout(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [(("dense", "LBKHNC"), "packing 'dense' does not exist"), (("split", "LBKHN"), "each letter of LBKHNC once"),
+     (("split", "LBKHCN"), "C last"), (("packed", "LLBKHC"), "'LLBKHC'")],
+)  # fmt: skip
+def test_a_layout_of_wrong_parts_is_refused(arguments, said):
+    with pytest.raises(ValueError, match=said):
+        Layout("new", *arguments)
+
+
+def test_a_layout_is_returned_as_it_is():
+    layout = Layout("HBLNC", "packed", "HBLNKC")
+    assert get_layout(layout) is layout and get_layout("NHD") is LAYOUTS["NHD"]

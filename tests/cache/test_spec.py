@@ -145,6 +145,19 @@ def test_a_spec_cannot_be_changed_and_compares_by_value():
     assert spec() != spec(tail=False)
 
 
-def test_a_numpy_integer_is_not_taken_for_an_integer():
-    with pytest.raises(ValueError, match="int64"):
-        spec(num_blocks=np.int64(4))
+@pytest.mark.parametrize("number", [np.int8, np.int32, np.int64, np.uint16])
+def test_a_numpy_integer_is_an_integer(number):
+    made = spec(num_blocks=number(100), block_size=number(16), page_size_padded=np.int32(40_960))
+    assert made == spec(num_blocks=100, page_size_padded=40_960)
+    assert {type(value) for value in (made.num_blocks, made.block_size, made.page_size_padded)} == {int}
+
+
+@pytest.mark.parametrize("value", [np.float64(4.0), np.bool_(True), np.array([4])], ids=repr)
+def test_other_numpy_values_are_not_integers(value):
+    with pytest.raises(ValueError, match="num_blocks must be an integer, not"):
+        spec(num_blocks=value)
+
+
+def test_a_mode_is_kept_by_its_name():
+    assert spec(kv_cache_dtype=MODES["fp8"]) == spec(kv_cache_dtype="fp8")
+    assert spec(kv_cache_dtype=MODES["fp8"]).kv_cache_dtype == "fp8"

@@ -1,4 +1,4 @@
-"""The closing challenge: every set is solvable from its files alone, and the audit agrees with a count byte by byte."""
+"""The challenge: each set can be solved from its files alone, and the audit agrees with a count of single bytes."""
 
 from functools import cache
 
@@ -31,7 +31,7 @@ def kind_of(case: Case) -> str:
 
 @cache
 def fix_of(case: Case) -> str:
-    """The one remedy after which the file is clean, and that is not the file itself."""
+    """Return the only fix after which the file is clean, or "nothing" if the file is clean already."""
     if kind_of(case) == CLEAN:
         return "nothing"
     (fix,) = (fix for fix in FIXES if mended(case, fix).audit().clean)
@@ -39,7 +39,7 @@ def fix_of(case: Case) -> str:
 
 
 def counted_first_byte(file: ViewsFile, kind: str) -> int | None:
-    """The first byte by listing every byte of every view."""
+    """Return the first byte, found by listing every byte of every view."""
     if kind in NO_BYTE:
         return None
     named = {view.name: view for view in file.views}
@@ -121,7 +121,7 @@ def test_the_answer_that_is_counted_byte_by_byte_is_right(level, seed):
 
 @EVERY
 def test_a_set_is_only_numbers_away_from_any_other(level, seed):
-    """Names, roles, axes and claims of a file follow from the level and the number of layers alone."""
+    """Compare names, roles, axes and claims: they depend on the level and on the number of layers alone."""
 
     def form(file):
         views = [(view.name, view.role, view.axes[0], view.itemsize) for view in file.views]
@@ -224,3 +224,17 @@ def test_a_set_that_does_not_exist(given, told):
 def test_a_fix_that_does_not_exist():
     with pytest.raises(ValueError, match="did you mean 'length'"):
         mended(drawn("easy", 0)[0], "lenght")
+
+
+def test_numpy_integers_are_integers():
+    cases = challenge(np.int64(0), "easy")
+    assert cases == drawn("easy", 0) and type(cases[0].seed) is int
+    case = cases[0]
+    right = answer(case)
+    assert check(case, **right | {"first_byte": np.int64(right["first_byte"])}).solved
+
+
+@pytest.mark.parametrize("seed", [True, np.bool_(True), 1.0, np.float64(1), None], ids=repr)
+def test_other_seeds_are_refused(seed):
+    with pytest.raises(ValueError, match="seed must be an integer, not"):
+        challenge(seed)
