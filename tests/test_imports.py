@@ -1,6 +1,9 @@
-"""Who imports whom, read from the source: rooms in one direction, no cycle, and light rooms that stay light."""
+"""Which module imports which: packages import in one direction, without cycles, and light modules stay light."""
 
 import ast
+import json
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -18,10 +21,10 @@ ROOMS = {
     "challenge": {"audit", "cache"},
     "report": set(),
 }
-"""The rooms that a room may import, besides itself. Modules outside the rooms are listed in :data:`SHARED`."""
+"""The packages of kvviz ("rooms"), and for each the other rooms that it may import."""
 
 SHARED = {"kvviz", "kvviz.files"}
-"""Modules that every room but ``audit`` may import."""
+"""Modules that every room except ``audit`` may import."""
 
 FORBIDDEN = {
     "audit": {"torch", "triton", "matplotlib", "PIL", "gguf", "tokenizers"},
@@ -33,7 +36,9 @@ FORBIDDEN = {
     "report": {"torch", "triton"},
 }
 WITHOUT_TORCH = ("audit.audit", "audit.views_file", "audit.collect", "cache.modes", "cache.spec", "cache.layout",
-                 "show.audit_page", "show.live_map", "challenge.challenge")  # fmt: skip
+                 "cache.geometry", "show.audit_page", "show.live_map", "challenge.questions")  # fmt: skip
+BASE_INSTALL = {"numpy", "PIL"}
+"""What ``pip install .`` brings, besides kvviz itself."""
 SELF_EXPLAINING = {"ModelFile.name"}
 
 
@@ -51,7 +56,7 @@ def tree_of(module: str) -> ast.Module:
 
 
 def base_of(module: str, node: ast.ImportFrom) -> str:
-    """The module that a ``from`` import names, a relative one resolved."""
+    """Return the module that a ``from`` import names. A relative name is made absolute."""
     if not node.level:
         return node.module
     here = module.split(".") if MODULES[module].name == "__init__.py" else module.split(".")[:-1]
@@ -59,7 +64,7 @@ def base_of(module: str, node: ast.ImportFrom) -> str:
 
 
 def imports_in(module: str, tree: ast.AST) -> set[str]:
-    """Every module imported anywhere in a tree, inside functions too; ``from package import module`` is that module."""
+    """Return every module that a tree imports, inside functions too. ``from package import module`` is that module."""
     found = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -77,7 +82,7 @@ def imports_of(module: str) -> frozenset[str]:
 
 
 def room_of(module: str) -> str | None:
-    """The room of a module; None for the package itself, its command line and what every room shares."""
+    """Return the room of a module, or None for a module that is in no room."""
     parts = module.split(".")
     return parts[1] if len(parts) > 1 and parts[1] in ROOMS else None
 
@@ -87,7 +92,7 @@ def in_room(room: str) -> list[str]:
 
 
 def path_back(graph: dict[str, set[str]], start: str) -> list[str] | None:
-    """A way from ``start`` along the edges back to it, or None."""
+    """Return a path along the edges from ``start`` back to ``start``, or None."""
     ways, seen = [[start]], set()
     while ways:
         way = ways.pop()
@@ -114,6 +119,66 @@ def test_a_room_leaves_the_packages_of_others_alone(room):
     for module in in_room(room):
         roots = {name.partition(".")[0] for name in imports_of(module)}
         assert roots & FORBIDDEN[room] == set(), module
+
+
+def test_audit_needs_numpy_and_the_standard_library_only():
+    for module in in_room("audit"):
+        foreign = {name for name in imports_of(module) if room_of(name) != "audit"}
+        roots = {name.partition(".")[0] for name in foreign}
+        assert roots - sys.stdlib_module_names <= {"numpy"}, module
+
+
+def run_with(allowed: set[str], code: str) -> str:
+    """Run code in a new process in which only the standard library, kvviz and ``allowed`` can be imported."""
+    refuse = f"""
+import sys
+class Refuse:
+    def find_spec(name, path=None, target=None):
+        root = name.partition(".")[0]
+        if root not in sys.stdlib_module_names and root not in {sorted(allowed | {"kvviz"})}:
+            raise ModuleNotFoundError(f"{{name}} is blocked in this test", name=name)
+sys.meta_path.insert(0, Refuse)
+"""
+    done = subprocess.run([sys.executable, "-c", refuse + code], cwd=ROOT.parent, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_base_install_is_enough_for_the_light_modules():
+    code = "".join(f"import kvviz.{module}\n" for module in WITHOUT_TORCH)
+    code += "assert not {'torch', 'triton', 'matplotlib'} & sys.modules.keys()\n"
+    code += "from kvviz.challenge.questions import challenge, check\n"
+    code += "print(check(challenge(0)[0], kind='collision', first_byte=0, fix='offset'))"
+    assert run_with(BASE_INSTALL, code).startswith("unknown 0 of the easy set, seed 0: ")
+
+
+def test_importing_kvviz_loads_neither_numpy_nor_torch():
+    assert run_with(set(), "import kvviz\nprint(kvviz.__version__)").strip() == kvviz.__version__
+
+
+def test_names_of_the_package_are_loaded_when_first_used():
+    code = "import json, kvviz\nkvviz.View\n"
+    code += "print(json.dumps([name for name in ('torch', 'numpy', 'kvviz.audit.view') if name in sys.modules]))"
+    assert json.loads(run_with({"numpy"}, code)) == ["numpy", "kvviz.audit.view"]
+
+
+@pytest.mark.parametrize("name", kvviz.__all__)
+def test_every_name_of_the_package_can_be_imported(name):
+    found = {}
+    exec(f"from kvviz import {name}", found)
+    assert name in dir(kvviz) and found[name] is getattr(kvviz, name)
+    if name != "__version__":
+        assert getattr(found[name], "__name__", "").rpartition(".")[2] == name
+
+
+@pytest.mark.parametrize(
+    ("given", "near"), [("alocate", "allocate"), ("Cachespec", "CacheSpec"), ("audit_view", "audit_views")]
+)
+def test_an_unknown_name_of_the_package_names_the_nearest(given, near):
+    with pytest.raises(AttributeError, match=f"no attribute '{given}'.*did you mean '{near}'"):
+        getattr(kvviz, given)
+    with pytest.raises(ImportError, match=given):
+        exec(f"from kvviz import {given}")
 
 
 def test_every_folder_is_a_room():
