@@ -4,7 +4,7 @@ For example, ``NHD`` means that in each page all heads of the first token come f
 ``L`` (layer), ``B`` (block), ``K`` (K or V), ``H`` (KV head), ``N`` (token in the block) and ``C`` (byte in the cell).
 There are two packings:
 
-* *split* (vLLM 0.20 to 0.25): a page holds all its K cells, then all its V cells. The names are NHD and HND.
+* *split* (vLLM 0.20 to 0.25): a page has a K half with all its K cells, then a V half. The names are NHD and HND.
 * *packed* (vLLM 0.26 and later): the K cell and the V cell of one token and head are adjacent. The names are LBHNC to
   BHLNC. In these names, C stands for both cells.
 

@@ -41,7 +41,8 @@ def carve_from_shape(
     if kv_cache.dim() != 5:
         raise ValueError(
             f"carving from the shape needs a KV view of the split packing (B, 2, N, H, C), as in vLLM 0.20 to 0.25, "
-            f"but this view has shape {tuple(kv_cache.shape)}: carve from the strides"
+            f"but this view has shape {tuple(kv_cache.shape)}. No release carves the packed form from its shape: "
+            f"carve from the strides"
         )
     blocks, _, tokens, heads, cell = kv_cache.shape
     elements, width = _storage_as(scale_dtype, kv_cache), scale_dtype.itemsize

@@ -21,7 +21,9 @@ class CacheSpec:
 
     Args:
         num_layers, num_blocks, block_size, num_kv_heads, head_size: vLLM's words, each an integer of at least 1.
-        kv_cache_dtype: the name of a mode in ``kvviz.cache.modes.MODES``. A Mode is replaced by its name.
+        kv_cache_dtype: the name of a mode in ``kvviz.cache.modes.MODES``. A Mode is replaced by its name. The
+            per-token-head modes have one scale per cell: ``int8_per_token_head``, ``fp8_per_token_head`` and
+            ``int4_per_token_head``.
         tail: True if each cell has room for its scale after its data. False gives the buffer of vLLM issue 48412,
             shape ``(176452, 2, 24, 2, 16, 64)``: a cell has only ``data_bytes``, and the scale's place is the last
             four *data* bytes. A mode without scales has no tail in either case.
