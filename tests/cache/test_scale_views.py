@@ -6,6 +6,7 @@ import torch
 from kvviz.audit.view import Storage, View
 from kvviz.cache.buffers import allocate
 from kvviz.cache.layout import LAYOUTS
+from kvviz.cache.modes import MODES, Mode
 from kvviz.cache.scale_views import carve_from_shape, carve_from_strides, kv_halves
 from kvviz.cache.spec import CacheSpec
 
@@ -172,3 +173,17 @@ def test_halves_share_the_memory_of_the_view():
         assert (kv == 1).sum() == (kv == 2).sum() == 48
     assert packed[0, 0, 0].tolist() == [1] * 12 + [2] * 12
     assert split[0, 0].unique().tolist() == [1]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_mode_may_have_float16_scales(layout, monkeypatch):
+    """The width and the dtype of a scale come from the mode alone: here 2 bytes, in cells of 18 bytes."""
+    monkeypatch.setitem(MODES, "narrow", Mode("narrow", "int8", "float16"))
+    cache = allocate(CacheSpec(2, 3, 2, 3, 16, "narrow"), layout)
+    scales = cache.carve_scales()
+    owners = tuple(view for view in cache.owners() if view.role == "scale")
+    assert {scale.dtype for pair in scales for scale in pair} == {torch.float16}
+    assert cache.writers(scales) == owners and {view.itemsize for view in owners} == {2}
+    assert [scale.dtype for scale in carve_from_strides(cache.kv_caches[0], torch.float16)] == [torch.float16] * 2
+    if LAYOUTS[layout].packing == "split":
+        assert all(scale.dtype == torch.float16 for pair in cache.carve_scales("shape") for scale in pair)
