@@ -97,14 +97,14 @@ def test_every_section_asks_before_it_shows(path):
 
 @EVERY
 def test_a_gpu_is_shared(path):
-    """Whoever takes a device keeps a budget from the first cell on, gives it back in the last, and says so."""
+    """A notebook that uses a device keeps a budget from the first cell on, and frees the memory in the last cell."""
     promise, code = cells(path, "markdown")[0], cells(path, "code")
-    if not any("kvviz.engine" in source or "cuda" in source for source in code):
+    if not any(word in source for source in code for word in ("kvviz.engine", "gpu_budget", "cuda")):
         assert "GPU: none is used." in promise
         return
-    assert "GPU: used if there is one, at most 1 GiB of its memory beside the CUDA context" in promise
-    assert "print(budget.keep())" in code[0] and code[-1].endswith("print(budget.release())")
-    assert ("model.release()" in code[-1]) == any("model = load(" in source for source in code)
+    assert "GPU: used if there is one" in promise and "at most 1 GiB" in promise and "the CUDA context" in promise
+    assert "print(gpu_budget.keep())" in code[0] and code[-1].endswith("print(gpu_budget.release())")
+    assert ("model.release()" in code[-1]) == any("model = load_model(" in source for source in code)
 
 
 @EVERY
