@@ -56,7 +56,7 @@ def check_inputs(key: torch.Tensor, value: torch.Tensor, k_cells: torch.Tensor, 
         raise ValueError(f"key of shape {tuple(key.shape)} has no elements: heads and head_size must be at least 1")
     if key.is_neg() or value.is_neg():
         raise ValueError(
-            "key or value is a lazily negated tensor: its memory holds the opposite sign. Call resolve_neg() on it first"
+            "key or value is a lazily negated tensor, whose memory holds the opposite sign: call resolve_neg() first"
         )
     _check_same_device(k_cells, key=key, value=value)
     if key.stride(-1) != 1 or key.stride() != value.stride():
@@ -142,8 +142,8 @@ def check_queries(query: torch.Tensor, k_cells: torch.Tensor, mode: str) -> None
         )
     if query.shape[1] % k_cells.shape[2]:
         raise ValueError(
-            f"the number of query heads must be a multiple of the KV heads: {query.shape[1]} query heads do not divide "
-            f"evenly over {k_cells.shape[2]} KV heads"
+            f"the number of query heads is {query.shape[1]}, but it must be a multiple of the {k_cells.shape[2]} "
+            "KV heads of the cache"
         )
     if query.stride(-1) != 1:
         raise ValueError(f"the innermost stride of query is {query.stride(-1)}, but it must be 1")
@@ -194,11 +194,11 @@ def check_sequences(
     count = block_table.shape[0]
     if seq_lens.shape[0] != count or query_start_loc.shape[0] != count + 1:
         raise ValueError(
-            f"a block_table of {count} rows needs {count} seq_lens and {count + 1} query_start_loc, "
-            f"not {seq_lens.shape[0]} and {query_start_loc.shape[0]}"
+            f"block_table of shape {tuple(block_table.shape)} needs seq_lens of shape ({count},) and query_start_loc "
+            f"of shape ({count + 1},), not {tuple(seq_lens.shape)} and {tuple(query_start_loc.shape)}"
         )
     if num_queries == 0:
-        raise ValueError(f"query has 0 queries for {count} sequences: pass at least one query")
+        raise ValueError(f"query has 0 rows, and block_table has {count}: pass at least one query of one sequence")
     return known or _check_numbers(block_table, seq_lens.tolist(), query_start_loc.tolist(), num_queries, k_cells)
 
 
@@ -215,8 +215,8 @@ def _check_numbers(
         queries, needed = starts[number + 1] - starts[number], -(-length // block_size)
         if not 0 <= queries <= length:
             raise ValueError(
-                f"sequence {number} has {queries} queries but only {length} tokens: queries are the last tokens of "
-                "their sequence"
+                f"sequence {number} has {queries} queries and {length} tokens: the number of queries must be at least "
+                "0 and at most the number of tokens"
             )
         if needed > width:
             raise ValueError(

@@ -104,7 +104,7 @@ class BlockGatherer:
         self._move(blocks, stage, blocks_checked, to_stage=True)
 
     def scatter(self, blocks: torch.Tensor, stage: torch.Tensor, *, blocks_checked: bool = False) -> None:
-        """Copy blocks from a staging buffer back into the cache. Arguments and errors are the same as for :meth:`gather`."""
+        """Copy blocks from a staging buffer back into the cache. Arguments and errors are those of :meth:`gather`."""
         self._move(blocks, stage, blocks_checked, to_stage=False)
 
     def _move(self, blocks: torch.Tensor, stage: torch.Tensor, checked: bool, to_stage: bool) -> None:
@@ -167,6 +167,8 @@ def _check_pieces(
             raise ValueError(
                 f"a piece of bytes {start} to {stop} does not lie in storage {storage}, which has {size} bytes"
             )
+        if at < 0:
+            raise ValueError(f"a piece goes to byte {at} of a gathered block: the first byte is 0")
         if at < end:
             raise ValueError(
                 f"two pieces go to byte {at} of a gathered block: every byte of it may belong to one piece only"

@@ -201,7 +201,7 @@ def write_kv(
 
 
 def alignment(*tensors: torch.Tensor) -> int:
-    """Return the largest number of bytes, at most 16, that divides the address of every innermost row of the tensors."""
+    """Return the largest divisor, at most 16 bytes, of the addresses of all innermost rows of the tensors."""
     steps = [step * t.element_size() for t in tensors for step in t.stride()[:-1]]
     return math.gcd(16, *(t.data_ptr() for t in tensors), *steps)
 
