@@ -388,8 +388,9 @@ def tiled_attention(
 def _best_splits(device: torch.device, programs: int, max_seq_len: int, resident: int) -> int:
     """Return the number of splits with the shortest time. A split has at least 256 tokens.
 
-    The GPU runs ``resident`` programs per multiprocessor at once. The others wait until the first wave has finished,
-    and an incomplete wave takes as long as a full one (row ``decode splits`` of ``benchmarks/kernels.py``).
+    The GPU runs ``resident`` programs per multiprocessor at once: this is one turn. The other programs wait for the
+    next turn. A turn with few programs takes as long as a full turn (row ``decode splits`` of
+    ``benchmarks/kernels.py``).
     """
     if INTERPRETED:
         return 1

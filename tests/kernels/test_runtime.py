@@ -116,8 +116,8 @@ def test_a_triton_imported_for_another_runtime_asks_for_a_restart(source, import
     last = done.stderr.strip().splitlines()[-1]
     assert done.returncode == 1
     assert last.startswith(
-        f"RuntimeError: Triton was imported for the runtime '{imported}', but this process needs the runtime '{needed}' "
-        f"(TRITON_INTERPRET={value}). Triton reads this variable only when it is imported."
+        f"RuntimeError: Triton was imported for the runtime '{imported}', but this process needs the runtime "
+        f"'{needed}' (TRITON_INTERPRET={value}). Triton reads this variable only when it is imported."
     )
     assert last.endswith("restart the kernel (or the process) and run the first cell again.")
 
