@@ -295,7 +295,7 @@ def _merge_kernel(
     running_max = tl.full((HEADS,), -INFINITY, tl.float32)
     weight_sum = tl.full((HEADS,), 0.0, tl.float32)
     whole = tl.full((HEADS, COLUMNS), 0.0, tl.float32)
-    for split in range(splits):
+    for split in range(loop_bound(splits)):
         place = (token * splits + split) * NUM_HEADS + head
         split_max = tl.load(max_ptr + place, mask=real, other=-INFINITY)
         new_max = tl.maximum(running_max, split_max)

@@ -8,8 +8,8 @@ Some results need different code in the interpreter, on older GPUs and on newer 
 ``INTERPRETED`` is True in the interpreter. ``PTX`` is True in a launch on sm_89 and later (:func:`uses_ptx`).
 
 A kernel gets the facts about a mode as constants, which the launcher takes from the record ``Mode``. ``CODE`` is
-``Mode.code``: only this module has branches on it. To add a code, add one branch to each function that takes ``CODE``,
-and its name to ``CODES``.
+``Mode.code``. Codes are encoded and decoded in this module only. To add a code, add its name to ``SUPPORTED_CODES`` and
+one branch to each function that takes ``CODE``.
 """
 
 import threading
@@ -28,7 +28,7 @@ import triton.language as tl  # noqa: E402
 
 from kvviz.kernels import ptx  # noqa: E402
 
-CODES = ("bfloat16", "e4m3", "int8", "int4")
+SUPPORTED_CODES = ("bfloat16", "e4m3", "int8", "int4")
 """Every value of ``Mode.code`` that the kernels can encode and decode."""
 LARGEST_TENSOR = 1 << 20
 """Elements of the largest tensor that Triton allows inside a kernel. The limit holds in the interpreter too."""
@@ -38,10 +38,11 @@ INDEX = tl.constexpr(tl.int64 if RUNTIME == "interpreter" else tl.int32)
 """Type of token, head and slot numbers. The interpreter checks each 32-bit sum for overflow, which is slow. A GPU
 multiplies 64-bit numbers slowly."""
 LARGEST_SLOT = (1 << 31) - 1
+"""Largest number of slots in a cache, because a GPU counts slots in 32 bits."""
 ROWS_FIRST = tl.constexpr(tuple(int(part) for part in triton.__version__.split(".")[:2]) < (3, 7))
 """Triton spreads the innermost axis of a 3-D tensor over the threads, then one of the two other axes. Before Triton 3.7
 it takes the first axis, since 3.7 the middle axis."""
-NAN_BITS = tl.constexpr(0x7FC00000)
+FLOAT32_NAN = tl.constexpr(0x7FC00000)  # the bits of NaN in each type
 BFLOAT16_NAN = tl.constexpr(0x7FC0)
 E4M3_NAN = tl.constexpr(0x7F)
 INFINITY = tl.constexpr(float("inf"))
@@ -73,14 +74,14 @@ def kernel_mode(name: str) -> Mode:
         ValueError: there is no mode of that name (the message names the nearest), or the kernels lack its code.
     """
     mode = get_mode(name)
-    if mode.code not in CODES:
+    if mode.code not in SUPPORTED_CODES:
         raise ValueError(
-            f"the kernels cannot read or write codes {mode.code!r} of mode {name}: they have {', '.join(CODES)}. "
-            "Add the code to kvviz/kernels/codec.py"
+            f"the kernels do not support codes {mode.code!r} of mode {mode.name}, only {', '.join(SUPPORTED_CODES)}: "
+            "add the code to kvviz/kernels/codec.py"
         )
     if mode.has_zero_point != (mode.code == "int4"):
         raise ValueError(
-            f"mode {name} has codes {mode.code!r} and has_zero_point={mode.has_zero_point}: "
+            f"mode {mode.name} has codes {mode.code!r} and has_zero_point={mode.has_zero_point}: "
             "the kernels store a zero-point with int4 codes, and only with them"
         )
     return mode
@@ -245,7 +246,7 @@ def scales_of(
         word = (word & -16) | zero_point.to(tl.int32)
     else:
         zero_point = scale  # not used
-    stored = tl.where(good, word, NAN_BITS).to(tl.float32, bitcast=True)
+    stored = tl.where(good, word, FLOAT32_NAN).to(tl.float32, bitcast=True)
     return stored, tl.div_rn(1.0, scale), zero_point, good
 
 

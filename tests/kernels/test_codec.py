@@ -13,7 +13,7 @@ import torch
 
 from kvviz.cache import modes
 from kvviz.cache.codes import rotation_signs
-from kvviz.cache.modes import MODES, Mode
+from kvviz.cache.modes import MODES
 from kvviz.kernels import codec, rotation
 from kvviz.kernels.codec import tl, triton
 from kvviz.kernels.rotation import sign_bits
@@ -197,15 +197,13 @@ def test_signs_as_bits_are_the_rotations_signs(columns, run):
     assert torch.equal(out.cpu(), rotation_signs(run).repeat(columns // run))
 
 
-FP4 = Mode("fp4_per_token_head", "fp4", 4, "fp4 codes, two in a byte", "float16", 2, "fp16")
-
-
 def test_a_mode_with_a_code_that_the_kernels_lack_is_refused(monkeypatch):
-    monkeypatch.setitem(modes.MODES, FP4.name, FP4)
-    with pytest.raises(
-        ValueError, match="codes 'fp4' of mode fp4_per_token_head: they have bfloat16, e4m3, int8, int4"
-    ):
-        codec.kernel_mode(FP4.name)
+    fp4 = dataclasses.replace(MODES["int8_per_token_head"], name="fp4_per_token_head")
+    object.__setattr__(fp4, "code", "fp4")
+    monkeypatch.setitem(modes.MODES, fp4.name, fp4)
+    words = "do not support codes 'fp4' of mode fp4_per_token_head, only bfloat16, e4m3, int8, int4"
+    with pytest.raises(ValueError, match=words):
+        codec.kernel_mode("fp4_per_token_head")
     with pytest.raises(ValueError, match="fp4_per_token_heads.*did you mean 'fp4_per_token_head'"):
         codec.kernel_mode("fp4_per_token_heads")
 

@@ -83,7 +83,7 @@ def test_bfloat16_of_every_float32():
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("instructions")
-@pytest.mark.parametrize("code", codec.CODES)
+@pytest.mark.parametrize("code", codec.SUPPORTED_CODES)
 def test_values_of_every_word(code):
     ours, twin = torch.full((2, 4, 1 << 16), -1.0, device="cuda")
     _every_word[(64,)](ours, twin, SIZE=1024, CODE=code)
