@@ -1,7 +1,7 @@
 """Paged attention over the quantised cache: dequantise K and V inside the kernel, with the scales in the cells.
 
-It serves decoding, whole prompts and parts of prompts. A newer GPU uses the kernels of ``attention_tiles`` if they can
-serve the call; the kernel of this module serves all other cases, and the interpreter.
+It serves decoding, whole prompts and parts of prompts. GPUs of sm_89 and later use the kernels of ``attention_tiles``
+if possible. The interpreter, older GPUs and all other calls use the kernel of this module.
 """
 
 import torch
@@ -123,8 +123,8 @@ def paged_attention(
 ) -> torch.Tensor:
     """Compute causal attention of the last tokens of each sequence over the K and V in the cache.
 
-    NaN in V reaches all queries of the same call and KV head that share a tile with it, also queries before it. So NaN
-    is never hidden, but it can reach more queries than it should.
+    A NaN in V is never hidden, but it can reach too many queries: all queries of the call whose KV head and tile have
+    the NaN, even queries of earlier positions.
 
     Args:
         query: ``(T, Hq, D)``. Sequence i has rows ``query_start_loc[i]`` to ``query_start_loc[i + 1]``. These are the

@@ -3,13 +3,8 @@
 The context of a sequence is split over several programs, and a second kernel merges their results.
 
 The codes of every mode are exact in float16 (bfloat16 codes stay bfloat16). So the tensor cores multiply the codes
-themselves, and the scales are applied to the products: one scale per token. A tensor core takes 16-bit numbers. To
-keep more bits, a query is passed as the sum of two 16-bit numbers, *high* and *low*, which are stacked in one operand;
-so is a row of weights. This keeps 22 bits of float32 (16 bits with bfloat16). It costs little time, because the
-operand of a small group has empty columns anyway.
-
-The cache is read in *words* of 16 bits, with ``PER_WORD`` codes each: 1, 2 or 4. Column ``PER_WORD * w + c`` of a cell
-is code c of word w. Tensors over columns are therefore tuples with one tensor per c.
+themselves, and the scales are applied to the products: one scale per token. The module ``operands`` explains how
+numbers lie in the operands of a tensor core.
 """
 
 import torch
@@ -27,6 +22,16 @@ from kvviz.kernels.codec import (
     uses_ptx,
     word_values,
     zero_points,
+)
+from kvviz.kernels.operands import (
+    added_values,
+    dot_scores,
+    joined_sums,
+    load_words,
+    multiplied_sums,
+    query_operands,
+    stacked,
+    zero_sums,
 )
 from kvviz.kernels.rotation import hadamard, rotation_sign, sign_bits
 from kvviz.kernels.write import alignment
@@ -47,121 +52,44 @@ SMALLEST_UNIT = tl.constexpr(1e-30)
 
 
 @device_function
-def _stacked(x, LENGTH: tl.constexpr, ROWS: tl.constexpr, NARROW: tl.constexpr):
-    """Turn float32 (LENGTH, ROWS) into 16-bit numbers (LENGTH, 2 * ROWS).
-
-    The first ROWS columns are the nearest 16-bit numbers (high). The last ROWS columns are the differences (low).
-    """
-    high = x.to(NARROW)
-    low = (x - high.to(tl.float32)).to(NARROW)
-    return tl.reshape(tl.permute(tl.join(high, low), (0, 2, 1)), (LENGTH, 2 * ROWS))
-
-
-@device_function
-def _split_columns(x, ROWS: tl.constexpr, WIDE: tl.constexpr, PER_WORD: tl.constexpr):
-    """Split (ROWS, PER_WORD * WIDE) into PER_WORD tensors (ROWS, WIDE): tensor c has the columns PER_WORD * w + c."""
-    if PER_WORD == 1:
-        return (x,)
-    elif PER_WORD == 2:
-        return tl.split(tl.reshape(x, (ROWS, WIDE, 2)))
-    elif PER_WORD == 4:
-        even, odd = tl.split(tl.reshape(x, (ROWS, WIDE, 2, 2)))
-        first, third = tl.split(even)
-        second, fourth = tl.split(odd)
-        return first, second, third, fourth
-    else:
-        tl.static_assert(False, "a word of 16 bits holds 1, 2 or 4 codes")
-
-
-@device_function
-def _joined_columns(x, ROWS: tl.constexpr, WIDE: tl.constexpr, PER_WORD: tl.constexpr):
-    """Join the tensors of :func:`_split_columns` to (ROWS, PER_WORD * WIDE)."""
-    if PER_WORD == 1:
-        return x[0]
-    elif PER_WORD == 2:
-        return tl.reshape(tl.join(x[0], x[1]), (ROWS, 2 * WIDE))
-    elif PER_WORD == 4:
-        return tl.reshape(tl.join(tl.join(x[0], x[2]), tl.join(x[1], x[3])), (ROWS, 4 * WIDE))
-    else:
-        tl.static_assert(False, "a word of 16 bits holds 1, 2 or 4 codes")
-
-
-@device_function
-def _load_words(base, cell, WORDS: tl.constexpr, WIDE: tl.constexpr, BYTES: tl.constexpr, TILE: tl.constexpr):
-    """Load the words of TILE cells: int16 (TILE, WIDE), with zeros from column WORDS on.
-
-    The load has shape (WIDE / 16, TILE, 16). Triton spreads this shape over the threads as a tensor core needs its
-    operand: eight rows, each in four threads.
-    """
-    chunk, word = tl.arange(0, WIDE // 16)[:, None, None] * 16, tl.arange(0, 16)[None, None, :]
-    place = tl.multiple_of(base + cell, [BYTES])[None, :, None] + (chunk + word)
-    if WORDS == WIDE:
-        words = tl.load(place)
-    else:
-        words = tl.load(place, mask=tl.broadcast_to(chunk + word < WORDS, place.shape), other=0)
-    return tl.reshape(tl.permute(words, (1, 0, 2)), (TILE, WIDE))
-
-
-@device_function
-def _rotated(x, sign, ROWS: tl.constexpr, COLUMNS: tl.constexpr, LOG2_RUN: tl.constexpr):
-    """Multiply (ROWS, COLUMNS) by the signs of the columns, then transform each run of columns."""
-    x = hadamard(tl.reshape(x * sign[None, :], (1, ROWS, COLUMNS)), 1, ROWS, COLUMNS, LOG2_RUN)
+def _rotated(x, sign, ROWS: tl.constexpr, COLUMNS: tl.constexpr, LOG2_LENGTH: tl.constexpr):
+    """Multiply (ROWS, COLUMNS) by the signs of the columns, then apply the Walsh-Hadamard transform."""
+    x = hadamard(tl.reshape(x * sign[None, :], (1, ROWS, COLUMNS)), 1, ROWS, COLUMNS, LOG2_LENGTH)
     return tl.reshape(x, (ROWS, COLUMNS))
 
 
 @device_function
-def _query_operands(x, ROWS: tl.constexpr, WIDE: tl.constexpr, PER_WORD: tl.constexpr, NARROW: tl.constexpr):
-    """Turn queries (ROWS, PER_WORD * WIDE) into PER_WORD operands (WIDE, 2 * ROWS): split, transposed and stacked."""
-    operands, columns = (), _split_columns(x, ROWS, WIDE, PER_WORD)
-    for c in tl.static_range(PER_WORD):
-        operands = operands + (_stacked(tl.trans(columns[c]), WIDE, ROWS, NARROW),)
-    return operands
+def _load_queries(
+    query_ptr, source, inside, column, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    LOG2_LENGTH: tl.constexpr, SIGNS: tl.constexpr, ROTATED: tl.constexpr,
+):  # fmt: skip
+    """Load and rotate queries (ROWS, COLUMNS), and divide each query by its largest element.
+
+    After the division, all elements fit 16-bit numbers. Returns the divided queries and the divisors (ROWS,).
+    """
+    query = tl.load(query_ptr + source, mask=inside, other=0.0).to(tl.float32)
+    if ROTATED:
+        query = _rotated(query, rotation_sign(column, SIGNS, 1 << LOG2_LENGTH), ROWS, COLUMNS, LOG2_LENGTH)
+    size = tl.max(tl.abs(query), axis=1)
+    size = tl.where(size > 0.0, size, 1.0)
+    return query / size[:, None], size
 
 
 @device_function
-def _dot_scores(queries, keys, ROWS: tl.constexpr, TILE: tl.constexpr, PER_WORD: tl.constexpr):
-    """Compute the dot products of keys and stacked queries: float32 (TILE, ROWS), summed over all columns."""
-    scores = tl.full((TILE, 2 * ROWS), 0.0, tl.float32)
-    for c in tl.static_range(PER_WORD):
-        scores = tl.dot(keys[c], queries[c], scores, input_precision="ieee")
-    return tl.sum(tl.reshape(scores, (TILE, 2, ROWS)), axis=1)
+def _tile_scores(
+    queries, query_sum, keys, k_scale, ROWS: tl.constexpr, TILE: tl.constexpr, PER_WORD: tl.constexpr,
+    CODE: tl.constexpr, SCALED: tl.constexpr, ZERO_POINT: tl.constexpr, PTX: tl.constexpr,
+):  # fmt: skip
+    """Compute the scores (TILE, ROWS) of one tile, before the softmax scale and the mask.
 
-
-@device_function
-def _zero_sums(ROWS: tl.constexpr, WIDE: tl.constexpr, PER_WORD: tl.constexpr):
-    """Make the sums of values, with all sums 0: PER_WORD tensors (WIDE, 2 * ROWS)."""
-    out = ()
-    for _ in tl.static_range(PER_WORD):
-        out = out + (tl.full((WIDE, 2 * ROWS), 0.0, tl.float32),)
-    return out
-
-
-@device_function
-def _multiplied_sums(sums, factor, ROWS: tl.constexpr, WIDE: tl.constexpr, PER_WORD: tl.constexpr):
-    """Multiply the sums of each row (its high and its low column) by ``factor`` (ROWS,)."""
-    out = ()
-    for c in tl.static_range(PER_WORD):
-        pair = tl.reshape(sums[c], (WIDE, 2, ROWS)) * factor[None, None, :]
-        out = out + (tl.reshape(pair, (WIDE, 2 * ROWS)),)
-    return out
-
-
-@device_function
-def _added_values(sums, weights, values, PER_WORD: tl.constexpr):
-    """Add the values of a tile to the sums; ``weights`` are stacked, (TILE, 2 * ROWS)."""
-    out = ()
-    for c in tl.static_range(PER_WORD):
-        out = out + (tl.dot(tl.trans(values[c]), weights, sums[c], input_precision="ieee"),)
-    return out
-
-
-@device_function
-def _joined_sums(sums, ROWS: tl.constexpr, WIDE: tl.constexpr, PER_WORD: tl.constexpr):
-    """Add the high and the low column of each row, and join the sums to (ROWS, PER_WORD * WIDE)."""
-    out = ()
-    for c in tl.static_range(PER_WORD):
-        out = out + (tl.trans(tl.sum(tl.reshape(sums[c], (WIDE, 2, ROWS)), axis=1)),)
-    return _joined_columns(out, ROWS, WIDE, PER_WORD)
+    Zero-points are subtracted after the dot product: sum q * (k - z) = sum q * k - z * sum q.
+    """
+    scores = dot_scores(queries, word_values(keys, CODE, PTX), ROWS, TILE, PER_WORD)
+    if ZERO_POINT:
+        scores = scores - query_sum[None, :] * zero_points(k_scale)[:, None]
+    if SCALED:
+        scores = scores * k_scale[:, None]
+    return scores
 
 
 # Grid:   S x (tiles of QUERIES queries) x splits x H programs. They lie in one axis, with the heads first, because the
@@ -180,7 +108,7 @@ def _tile_kernel(
     query_token, query_head, table_row, cache_block, cache_token, cache_head, scale_block, scale_token, scale_head,
     HEAD_SIZE: tl.constexpr, BLOCK_SIZE: tl.constexpr, NUM_HEADS: tl.constexpr, GROUP: tl.constexpr,
     QUERIES: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr, COLUMNS: tl.constexpr, PER_WORD: tl.constexpr,
-    K_BYTES: tl.constexpr, V_BYTES: tl.constexpr, LOG2_RUN: tl.constexpr, SIGNS: tl.constexpr, CODE: tl.constexpr,
+    K_BYTES: tl.constexpr, V_BYTES: tl.constexpr, LOG2_LENGTH: tl.constexpr, SIGNS: tl.constexpr, CODE: tl.constexpr,
     SCALED: tl.constexpr, ROTATED: tl.constexpr, ZERO_POINT: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
     WIDE: tl.constexpr = COLUMNS // PER_WORD
@@ -201,28 +129,23 @@ def _tile_kernel(
     start = split * span
     stop = tl.minimum(tl.max(tl.where(real, position, -1), axis=0) + 1, start + span)
 
-    # 2. Load the queries, rotate them, and divide each query by its largest element, so that it fits 16-bit numbers.
-    #    `factor` undoes the division. It also has the softmax scale, and log2(e) because the weights are powers of 2.
+    # 2. Load the queries. `factor` undoes the division by `size`. The factor also has the softmax scale, and log2(e)
+    #    because the weights are powers of 2.
     token_row, head_row = (first_query + skip + row // GROUP).to(tl.int64), head * GROUP + row % GROUP
     inside = real[:, None] & (column < HEAD_SIZE)[None, :]
     source = (token_row * query_token + head_row * query_head)[:, None] + column[None, :]
-    query = tl.load(query_ptr + source, mask=inside, other=0.0).to(tl.float32)
-    if ROTATED:
-        query = _rotated(query, rotation_sign(column, SIGNS, 1 << LOG2_RUN), ROWS, COLUMNS, LOG2_RUN)
-    size = tl.max(tl.abs(query), axis=1)
-    size = tl.where(size > 0.0, size, 1.0)
-    query = query / size[:, None]
+    query, size = _load_queries(query_ptr, source, inside, column, ROWS, COLUMNS, LOG2_LENGTH, SIGNS, ROTATED)
     factor = size * (softmax_scale * LOG2_E)
     query_sum = tl.sum(query, axis=1)
-    queries = _query_operands(query, ROWS, WIDE, PER_WORD, NARROW)
+    queries = query_operands(query, ROWS, WIDE, PER_WORD, NARROW)
 
-    # 3. Go over the tiles of the context. `sums` are weighted sums of V codes, divided by `unit`: the largest V scale
-    #    until now. So a weight times its V scale stays at most 1 and fits 16-bit numbers. `zeros` are the weighted
+    # 3. Go over the tiles of the context. `sums` are weighted sums of V codes, divided by `unit`, the largest V scale
+    #    until now. So a weight times a V scale is at most 1 in this unit, and fits 16-bit numbers. `zeros` are weighted
     #    sums of zero-points, in the same unit.
     running_max = tl.full((ROWS,), -INFINITY, tl.float32)
     weight_sum = tl.full((ROWS,), 0.0, tl.float32)
     zeros = tl.full((ROWS,), 0.0, tl.float32)
-    sums = _zero_sums(ROWS, WIDE, PER_WORD)
+    sums = zero_sums(ROWS, WIDE, PER_WORD)
     unit = SMALLEST_UNIT if SCALED else 1.0
     table = block_table_ptr + sequence * table_row
     k_base, v_base = k_cache_ptr + head * cache_head, v_cache_ptr + head * cache_head
@@ -231,19 +154,16 @@ def _tile_kernel(
         token = tl.minimum(first + tl.arange(0, TILE), stop - 1)
         block, place = tl.load(table + token // BLOCK_SIZE).to(tl.int64), token % BLOCK_SIZE
         cell = block * cache_block + place * cache_token
-        keys = _load_words(k_base, cell, WORDS, WIDE, K_BYTES, TILE)
-        values = _load_words(v_base, cell, WORDS, WIDE, V_BYTES, TILE)
+        keys = load_words(k_base, cell, WORDS, WIDE, K_BYTES, TILE)
+        values = load_words(v_base, cell, WORDS, WIDE, V_BYTES, TILE)
+        k_scale, v_scale = 1.0, 1.0  # not used in a mode without scales
         if SCALED:
             place = block * scale_block + place * scale_token + head * scale_head
             k_scale = tl.load(k_scale_ptr + place).to(tl.float32)
             v_scale = tl.load(v_scale_ptr + place).to(tl.float32)
 
-        # 3b. Scores. The dot product with the zero-point subtracted is: dot product - sum of the query * zero-point.
-        scores = _dot_scores(queries, word_values(keys, CODE, PTX), ROWS, TILE, PER_WORD)
-        if ZERO_POINT:
-            scores = scores - query_sum[None, :] * zero_points(k_scale)[:, None]
-        if SCALED:
-            scores = scores * k_scale[:, None]
+        # 3b. Scores. A query sees the tokens up to its own position.
+        scores = _tile_scores(queries, query_sum, keys, k_scale, ROWS, TILE, PER_WORD, CODE, SCALED, ZERO_POINT, PTX)
         visible = (first + tl.arange(0, TILE))[:, None] <= tl.minimum(position, stop - 1)[None, :]
         scores = tl.where(visible, scores * factor[None, :], -INFINITY)
 
@@ -257,7 +177,7 @@ def _tile_kernel(
             weight_sum = weight_sum * shrink
             shrink = shrink * (unit / new_unit)
             zeros = zeros * shrink
-            sums = _multiplied_sums(sums, shrink, ROWS, WIDE, PER_WORD)
+            sums = multiplied_sums(sums, shrink, ROWS, WIDE, PER_WORD)
             running_max, unit = new_max, new_unit
         weights = tl.exp2(scores - tl.where(running_max == -INFINITY, 0.0, running_max)[None, :])
         weight_sum += tl.sum(weights, axis=0)
@@ -267,10 +187,10 @@ def _tile_kernel(
             weights = weights * (v_scale * (1.0 / unit))[:, None]
         if ZERO_POINT:
             zeros += tl.sum(weights * zero_points(v_scale)[:, None], axis=0)
-        sums = _added_values(sums, _stacked(weights, TILE, ROWS, NARROW), word_values(values, CODE, PTX), PER_WORD)
+        sums = added_values(sums, stacked(weights, TILE, ROWS, NARROW), word_values(values, CODE, PTX), PER_WORD)
 
     # 4. Store the results of this split.
-    whole = (_joined_sums(sums, ROWS, WIDE, PER_WORD) - zeros[:, None]) * unit
+    whole = (joined_sums(sums, ROWS, WIDE, PER_WORD) - zeros[:, None]) * unit
     out = (token_row * splits + split) * (NUM_HEADS * GROUP) + head_row
     tl.store(sum_ptr + out[:, None] * HEAD_SIZE + column[None, :], whole, mask=inside)
     tl.store(max_ptr + out, running_max, mask=real)
@@ -286,7 +206,7 @@ def _tile_kernel(
 def _merge_kernel(
     sum_ptr, max_ptr, weight_ptr, out_ptr, out_token, out_head, splits,
     NUM_HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr, HEADS: tl.constexpr, COLUMNS: tl.constexpr,
-    LOG2_RUN: tl.constexpr, SIGNS: tl.constexpr, ROTATED: tl.constexpr,
+    LOG2_LENGTH: tl.constexpr, SIGNS: tl.constexpr, ROTATED: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     head, column = (tl.program_id(1) * HEADS + tl.arange(0, HEADS)).to(tl.int64), tl.arange(0, COLUMNS)
@@ -306,18 +226,18 @@ def _merge_kernel(
         whole = whole * shrink[:, None] + split_sum * share[:, None]
         running_max = new_max
     whole = whole / tl.where(weight_sum == 0.0, 1.0, weight_sum)[:, None]
-    if ROTATED:  # the inverse rotation: transform first, then multiply by sign / run
-        sign = rotation_sign(column, SIGNS, 1 << LOG2_RUN)
-        whole = _rotated(whole, tl.full((COLUMNS,), 1.0, tl.float32), HEADS, COLUMNS, LOG2_RUN)
-        whole = whole * (sign / (1 << LOG2_RUN))[None, :]
+    if ROTATED:  # the inverse rotation: transform first, then multiply by sign / length
+        sign = rotation_sign(column, SIGNS, 1 << LOG2_LENGTH)
+        whole = _rotated(whole, tl.full((COLUMNS,), 1.0, tl.float32), HEADS, COLUMNS, LOG2_LENGTH)
+        whole = whole * (sign / (1 << LOG2_LENGTH))[None, :]
     tl.store(out_ptr + token * out_token + head[:, None] * out_head + column[None, :], whole, mask=inside)
 
 
 def serves(query: torch.Tensor, k_cells: torch.Tensor, v_cells: torch.Tensor, mode: str) -> bool:
     """Return True if :func:`tiled_attention` can serve these tensors.
 
-    The words of 16 bits must be aligned, there must be at least 16 of them per cell for a tensor core, and a KV head
-    may have at most 64 query heads.
+    The words must be aligned to 2 bytes. A cell must have at least 16 words, as a tensor core needs. A KV head may have
+    at most 64 query heads.
     """
     group, per_word = query.shape[1] // k_cells.shape[2], 16 // kernel_mode(mode).code_bits
     wide = triton.next_power_of_2(query.shape[-1]) // per_word
@@ -353,7 +273,7 @@ def tiled_attention(
     record = kernel_mode(mode)
     num_tokens, num_query_heads, head_size = query.shape
     num_heads, block_size, num_seqs = k_cells.shape[2], k_cells.shape[1], len(seq_lens)
-    group, columns, run = num_query_heads // num_heads, triton.next_power_of_2(head_size), rotation_run(head_size)
+    group, columns, length = num_query_heads // num_heads, triton.next_power_of_2(head_size), rotation_run(head_size)
     scaled, rotated = record.is_per_token_head, record.rotated
     queries = min(triton.next_power_of_2(max_query_len), max(1, PREFILL_ROWS // group))
     warps, resident = PREFILL if queries * group > 16 else PROGRAM.get(record.code_bits, OTHER_PROGRAM)
@@ -365,11 +285,12 @@ def tiled_attention(
     maxima, weights = torch.empty(2, num_tokens, splits, num_query_heads, dtype=torch.float32, device=query.device)
     out = torch.empty_like(query, dtype=torch.float32)
     words = (k_cells.view(torch.int16), v_cells.view(torch.int16))
-    rotation = {"LOG2_RUN": run.bit_length() - 1, "SIGNS": sign_bits(run) if rotated else 0, "ROTATED": rotated}
+    rotation = {"LOG2_LENGTH": length.bit_length() - 1, "SIGNS": sign_bits(length) if rotated else 0}
+    rotation |= {"ROTATED": rotated}
     with launching(query.device):
         _tile_kernel[(num_seqs * tiles * splits * num_heads,)](
             query, *words, *((k_scale, v_scale) if scaled else words), sums, maxima, weights,
-            block_table, seq_lens, query_start_loc, softmax_scale / run if rotated else softmax_scale, span, splits,
+            block_table, seq_lens, query_start_loc, softmax_scale / length if rotated else softmax_scale, span, splits,
             tiles * splits, *query.stride()[:2], block_table.stride(0), *words[0].stride()[:3],
             *(k_scale.stride() if scaled else (0, 0, 0)),
             HEAD_SIZE=head_size, BLOCK_SIZE=block_size, NUM_HEADS=num_heads, GROUP=group, QUERIES=queries,

@@ -40,7 +40,7 @@ def check_device(name: str, tensor: torch.Tensor) -> None:
 
 
 def check_inputs(key: torch.Tensor, value: torch.Tensor, k_cells: torch.Tensor, mode: str) -> None:
-    """Check K and V of new tokens ``(T, H, D)``: shape, dtype, device, strides, and whether they fit into the cells."""
+    """Check K and V of new tokens ``(T, H, D)``: shape, dtype, device, strides, and the size of the cells."""
     if key.shape != value.shape or key.dim() != 3:
         raise ValueError(
             f"key and value must have the same shape (T, H, D), not {tuple(key.shape)} and {tuple(value.shape)}"
@@ -175,7 +175,7 @@ def check_sequences(
     """Check ``block_table (S, W)``, ``seq_lens (S,)`` and ``query_start_loc (S + 1,)``: int32, innermost stride 1.
 
     The table must have every block that the tokens of a sequence need, and the cache must have these blocks. Reading
-    the numbers waits for the GPU. So they are not read if the largest lengths are ``known``.
+    the numbers waits for the GPU. So they are not read if the caller gives the largest lengths in ``known``.
 
     Returns:
         The largest number of queries of a sequence, and the largest number of tokens of a sequence.

@@ -40,8 +40,8 @@ multiplies 64-bit numbers slowly."""
 LARGEST_SLOT = (1 << 31) - 1
 """Largest number of slots in a cache, because a GPU counts slots in 32 bits."""
 ROWS_FIRST = tl.constexpr(tuple(int(part) for part in triton.__version__.split(".")[:2]) < (3, 7))
-"""Triton spreads the innermost axis of a 3-D tensor over the threads, then one of the two other axes. Before Triton 3.7
-it takes the first axis, since 3.7 the middle axis."""
+"""True before Triton 3.7. Triton spreads the innermost axis of a 3-D tensor over the threads, and then another axis:
+before 3.7 the first axis, since 3.7 the middle axis."""
 FLOAT32_NAN = tl.constexpr(0x7FC00000)  # the bits of NaN in each type
 BFLOAT16_NAN = tl.constexpr(0x7FC0)
 E4M3_NAN = tl.constexpr(0x7F)
@@ -168,8 +168,8 @@ def from_e4m3_bits(code):
 def row_minimum(x, REP: tl.constexpr, ROWS: tl.constexpr):
     """Return the smallest number of each row of (REP, ROWS, WIDE).
 
-    A row with a NaN may give NaN, or the smallest of its other numbers: this depends on Triton's version. The caller
-    finds such rows by :func:`row_maximum`.
+    A row with a NaN may give NaN, or the smallest other number of the row: this depends on Triton's version. The
+    caller finds rows with a NaN by :func:`row_maximum`.
     """
     x = tl.min(x if not INTERPRETED else tl.where(x == x, x, INFINITY), axis=2)
     return tl.reshape(x, (ROWS,)) if REP == 1 else tl.min(x, axis=0)

@@ -170,9 +170,7 @@ def _check_pieces(
         if at < 0:
             raise ValueError(f"a piece goes to byte {at} of a gathered block: the first byte is 0")
         if at < end:
-            raise ValueError(
-                f"two pieces go to byte {at} of a gathered block: every byte of it may belong to one piece only"
-            )
+            raise ValueError(f"two pieces go to byte {at} of a gathered block: give each piece bytes of its own")
         end = at + stop - start
     if end > block_bytes:
         raise ValueError(

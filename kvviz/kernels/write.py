@@ -33,9 +33,9 @@ from kvviz.kernels.rotation import hadamard, rotation_sign, sign_bits
 # Work:   One program writes TOKENS x HEADS cells of K and the same cells of V. Each cell is one row of the tile: even
 #         rows are cells of K, odd rows are cells of V.
 # Reads:  One program reads head_size elements per cell, and 8 bytes of slot_mapping per token.
-# Writes: For each cell it stores the scale first and the codes after it, in the same order as vLLM's kernel.
+# Writes: For each cell, first the scale, then the codes. vLLM's kernel has the same order.
 # Tiles:  The elements have shape (REP, ROWS, WIDE); column r * WIDE + w of a row lies at [r, row, w]. On a GPU a row is
-#         spread over WIDE / 8 threads, and each thread holds 8 columns of each of its REP parts. The codes have shape
+#         spread over WIDE / 8 threads, and a thread holds 8 columns for each r. The codes have shape
 #         (ROWS, REP * WIDE / PER_BYTE). Numbers per row have shape (ROWS,).
 @triton.jit
 def _write_kernel(
@@ -43,7 +43,7 @@ def _write_kernel(
     in_token, in_head, cache_block, cache_token, cache_head, scale_block, scale_token, scale_head,
     HEAD_SIZE: tl.constexpr, NUM_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, TOKENS: tl.constexpr,
     HEADS: tl.constexpr, ROWS: tl.constexpr, REP: tl.constexpr, WIDE: tl.constexpr, IN_BYTES: tl.constexpr,
-    CACHE_BYTES: tl.constexpr, LOG2_RUN: tl.constexpr, SIGNS: tl.constexpr, CODE: tl.constexpr, SCALED: tl.constexpr,
+    CACHE_BYTES: tl.constexpr, LOG2_LENGTH: tl.constexpr, SIGNS: tl.constexpr, CODE: tl.constexpr, SCALED: tl.constexpr,
     ROTATED: tl.constexpr, ZERO_POINT: tl.constexpr, PER_BYTE: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
     # 1. Find the token and the head of each row.
@@ -88,8 +88,8 @@ def _write_kernel(
         SCALE_DTYPE: tl.constexpr = k_scale_ptr.dtype.element_ty
         x = widened(given)
         if ROTATED:
-            sign = rotation_sign(column, SIGNS, 1 << LOG2_RUN)
-            x = rounded_to(hadamard(x * sign, REP, ROWS, WIDE, LOG2_RUN), given.dtype, PTX)
+            sign = rotation_sign(column, SIGNS, 1 << LOG2_LENGTH)
+            x = rounded_to(hadamard(x * sign, REP, ROWS, WIDE, LOG2_LENGTH), given.dtype, PTX)
         scale, inverse, zero_point, good = scales_of(
             x, column < HEAD_SIZE, REP, ROWS, WHOLE, CODE, ZERO_POINT, SCALE_DTYPE, PTX
         )
@@ -151,7 +151,7 @@ def write_kv(
 
     Nothing is copied, moved or repaired first: if the scale views overlap bytes of another owner, these bytes are
     overwritten. If writes of one launch overlap (cells without a tail, or one slot given twice), the result is a race.
-    On a GPU the result can change from run to run. On any runtime it can change with the shape of the program.
+    On a GPU, two runs can give different results. In both runtimes, another program shape can give another result.
 
     A token with a negative slot is padding, and nothing is written for it. A cell with NaN or infinity is poisoned
     (see ``kvviz.cache.codes``).
@@ -185,7 +185,7 @@ def write_kv(
         return
     tokens, heads, wide, warps = _launch_shape(program, key, mode)
     rows, columns = triton.next_power_of_2(2 * tokens * heads), triton.next_power_of_2(head_size)
-    scaled, run = mode.is_per_token_head, rotation_run(head_size)
+    scaled, length = mode.is_per_token_head, rotation_run(head_size)
     with launching(key.device):
         _write_kernel[(triton.cdiv(num_tokens, tokens), triton.cdiv(num_heads, heads))](
             key, value, k_cells, v_cells,
@@ -193,8 +193,8 @@ def write_kv(
             key.stride(0), key.stride(1), *k_cells.stride()[:3], *(k_scale_cache.stride() if scaled else (0, 0, 0)),
             HEAD_SIZE=head_size, NUM_HEADS=num_heads, BLOCK_SIZE=k_cells.shape[1], TOKENS=tokens, HEADS=heads,
             ROWS=rows, REP=columns // wide, WIDE=wide, IN_BYTES=alignment(key, value) if program.aligned else 1,
-            CACHE_BYTES=alignment(k_cells, v_cells) if program.aligned else 1, LOG2_RUN=run.bit_length() - 1,
-            SIGNS=sign_bits(run) if mode.rotated else 0, CODE=mode.code, SCALED=scaled, ROTATED=mode.rotated,
+            CACHE_BYTES=alignment(k_cells, v_cells) if program.aligned else 1, LOG2_LENGTH=length.bit_length() - 1,
+            SIGNS=sign_bits(length) if mode.rotated else 0, CODE=mode.code, SCALED=scaled, ROTATED=mode.rotated,
             ZERO_POINT=mode.has_zero_point, PER_BYTE=mode.codes_per_byte,
             PTX=program.instructions and uses_ptx(key.device), num_warps=warps, enable_fp_fusion=False,
         )  # fmt: skip

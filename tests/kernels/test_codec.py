@@ -61,10 +61,10 @@ def _finite(x_ptr, out_ptr, count, SIZE: tl.constexpr):
 
 
 @triton.jit
-def _transform(x_ptr, out_ptr, REP: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr, LOG2_RUN: tl.constexpr):
+def _transform(x_ptr, out_ptr, REP: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr, LOG2_LENGTH: tl.constexpr):
     column = tl.arange(0, REP)[:, None, None] * WIDE + tl.arange(0, WIDE)[None, None, :]
     place = tl.arange(0, ROWS)[None, :, None] * REP * WIDE + column
-    tl.store(out_ptr + place, rotation.hadamard(tl.load(x_ptr + place), REP, ROWS, WIDE, LOG2_RUN))
+    tl.store(out_ptr + place, rotation.hadamard(tl.load(x_ptr + place), REP, ROWS, WIDE, LOG2_LENGTH))
 
 
 @triton.jit
@@ -177,16 +177,16 @@ def sylvester(run: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("rep", "rows", "wide", "log2_run"),
+    ("rep", "rows", "wide", "log2_length"),
     [(1, 1, 2, 1), (1, 2, 16, 4), (8, 4, 8, 6), (4, 2, 32, 4), (16, 32, 8, 7), (1, 8, 32, 0), (4, 1, 64, 8)],
 )
-def test_hadamard_is_the_matrix_on_each_run(rep, rows, wide, log2_run):
+def test_hadamard_is_the_matrix_on_each_run(rep, rows, wide, log2_length):
     """Sums of integers are exact in float32, so the results must be equal."""
     drawn = torch.randint(-50, 50, (rows, rep * wide), generator=torch.Generator().manual_seed(rows)).float()
     x = drawn.to(DEVICE)
     out = torch.empty_like(x)
-    _transform[(1,)](x, out, REP=rep, ROWS=rows, WIDE=wide, LOG2_RUN=log2_run, num_warps=1)
-    want = (drawn.double().unflatten(1, (-1, 1 << log2_run)) @ sylvester(1 << log2_run)).flatten(1)
+    _transform[(1,)](x, out, REP=rep, ROWS=rows, WIDE=wide, LOG2_LENGTH=log2_length, num_warps=1)
+    want = (drawn.double().unflatten(1, (-1, 1 << log2_length)) @ sylvester(1 << log2_length)).flatten(1)
     assert torch.equal(out.cpu().double(), want)
 
 
@@ -272,7 +272,7 @@ for mode, capability in json.loads(sys.argv[1]):
     scaled = record.is_per_token_head
     known = {"CODE": record.code, "SCALED": scaled, "ROTATED": record.rotated, "ZERO_POINT": record.has_zero_point}
     known |= {"PER_BYTE": record.codes_per_byte, "PER_WORD": 16 // record.code_bits, "PTX": capability >= 89}
-    known |= {"LOG2_RUN": 6, "SIGNS": 5}
+    known |= {"LOG2_LENGTH": 6, "SIGNS": 5}
     cell = "*i16" if record.code == "bfloat16" else "*u8"
     scale = "*fp32" if scaled else cell
     writes = ["*bf16", "*bf16", cell, cell, scale, scale, "*i64"] + ["i32"] * 9
