@@ -1,18 +1,20 @@
-"""How near the kernels come to the memory's limit: python benchmarks/kernels.py [--out FILE] [--plot FILE]
+"""Compare the kernels with the speed of a large copy: python benchmarks/kernels.py [--out FILE] [--plot FILE]
 
-Needs an NVIDIA GPU; takes about a minute on an H200. In one run it measures the ceilings (a large copy on the device,
-bytes read and written counted; a large copy to and from pinned host memory), and then each kernel against them:
+It needs an NVIDIA GPU, and takes about a minute on an H200. It first measures the ceilings: the GB/s of a large copy on
+the device (bytes read plus bytes written), and of a large copy to and from pinned host memory. Then it measures each
+kernel, and compares it with the ceilings of the same run:
 
-* quantise-and-write of every mode, per-layer and cross-layer (packed NHD, blocks of 16), few to many tokens at
-  random slots; and the same write in five steps, from one program a cell to what is shipped;
-* cells read in order and gathered: with the scale in the tail, with padding, and with the scales apart;
-* decode attention of 64 sequences of 8,192 tokens, 32 query and 8 KV heads of 128, in every mode, and with other
-  numbers of splits; prefill of 4 prompts of 1,024 tokens;
-* 32 blocks of 28 layers to pinned memory and back: gathered into one piece, and piece by piece.
+* ``write``: quantise and write, in every mode, per-layer and cross-layer (packed NHD, blocks of 16 tokens), few and
+  many tokens, random slots. ``write step``: the same write in five steps, from one program per cell to today's kernel.
+* ``read cells``: cells read in order or gathered; with the scale in the tail, with padding, and with the scales apart.
+* ``decode attention``: 64 sequences of 8,192 tokens, 32 query heads and 8 KV heads of size 128, in every mode.
+  ``decode splits``: the same with other numbers of splits. ``prefill``: 4 prompts of 1,024 tokens.
+* ``to host``, ``from host``: 32 blocks of 28 layers to pinned memory and back, gathered into one piece or piece by
+  piece.
 
-Bytes are the useful ones: inputs once, codes and scales once. A time is the median of graph replays, each of 16 to 64
-launches over different layers, or as many as are larger than the L2 cache together; transfers are in no graph, but
-timed as Python calls them, 16 at a time. Prints a table, and writes JSON.
+Only useful bytes are counted: inputs once, codes and scales once. Each time is the median of several replays of a CUDA
+graph with 16 to 64 launches. The launches of a graph use different layers, so that the data do not stay in the L2
+cache. Transfers are not in a graph: 16 Python calls are timed together. The script prints a table and writes JSON.
 """
 
 import argparse
@@ -46,8 +48,8 @@ from kvviz.show.figures.roofline import roofline
 LAYOUTS = {"per-layer": "LBNHC", "cross-layer": "BLNHC"}
 BLOCK_SIZE = 16
 WRITES = ((256, 8, 128), (1_024, 8, 128), (4_096, 8, 128), (16_384, 8, 128), (65_536, 8, 128), (65_536, 2, 64))
-"""Tokens, KV heads, head size."""
-STEPS = {
+"""Sizes of the write: tokens, KV heads, head size."""
+STEPS = {  # notebook 10 explains these steps
     "a program for each cell": Program(1, 1, wide=256, warps=4, aligned=False, instructions=False),
     "a program for all heads of a token": Program(1, wide=256, warps=4, aligned=False, instructions=False),
     "addresses known to be aligned": Program(1, wide=256, warps=4, instructions=False),
@@ -58,17 +60,18 @@ CELLS = (
     *((128, stride, True) for stride in (132, 264, 144, 160)), (128, 128, False),
     *((256, stride, True) for stride in (260, 520, 272, 288)), (256, 256, False),
 )  # fmt: skip
-"""Bytes of data, bytes from one cell to the next, and whether the scale follows the data."""
+"""Bytes of data, bytes from one cell to the next, and True if the scale follows the data."""
 NUM_CELLS = 1 << 20
 TRANSFERS = 16
-"""That many are timed together: the launches of one run while the copies of another do."""
+"""Transfers that are timed together, because the launches of one overlap with the copies of another."""
 NUM_SEQS, CONTEXT, NUM_QUERY_HEADS, NUM_HEADS, HEAD_SIZE = 64, 8_192, 32, 8, 128
 LAUNCHES, REPLAYS = (16, 64), 25
+"""Smallest and largest number of launches in a graph, and replays of the graph."""
 DEVICE = device()
 
 
 def microseconds(calls: Sequence[Callable[[], object]]) -> float:
-    """Median time of one of ``calls``, which are recorded together in a CUDA graph and replayed."""
+    """Record all ``calls`` in one CUDA graph, replay it, and return the median microseconds per call."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -83,7 +86,7 @@ def microseconds(calls: Sequence[Callable[[], object]]) -> float:
 
 
 def timed(call: Callable[[], object]) -> float:
-    """Median microseconds of a call, on the device's clock."""
+    """Return the median microseconds of a call by the GPU's clock. The first fifth of the calls does not count."""
     times = []
     for _ in range(REPLAYS):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -96,8 +99,11 @@ def timed(call: Callable[[], object]) -> float:
 
 
 def ceilings() -> dict[str, float]:
-    """GB/s of a copy on the device (read and written bytes), to pinned host memory, and back; and microseconds of a
-    launch of next to nothing, in a graph."""
+    """Return the ceilings of this machine.
+
+    ``copy``, ``to host`` and ``from host`` are GB/s of large copies. ``copy`` counts bytes read and bytes written.
+    ``launch`` is the time in microseconds of a launch with almost no work, in a CUDA graph.
+    """
     source = torch.randint(0, 256, (1 << 30,), dtype=torch.uint8, device=DEVICE)
     target = torch.empty_like(source)
     found = {"copy": 2 * source.numel() / timed(lambda: target.copy_(source)) / 1e3}
@@ -111,12 +117,12 @@ def ceilings() -> dict[str, float]:
 
 
 def scale_views(cache: KVCache) -> list[tuple]:
-    """K and V scale views of every layer, or None twice."""
+    """Return the K and V scale views of every layer; ``(None, None)`` in a mode without scales."""
     return list(cache.carve_scales()) if cache.spec.is_per_token_head else [(None, None)] * cache.spec.num_layers
 
 
 def write_row(mode: str, layout: str, size: tuple[int, int, int], step: str = "", order: str = "random") -> dict:
-    """One size (tokens, KV heads, head size) of write_kv, into layer after layer of one cache."""
+    """Measure write_kv for one size (tokens, KV heads, head size). Each launch writes another layer of one cache."""
     num_tokens, num_heads, head_size = size
     cell = CacheSpec(1, 1, BLOCK_SIZE, num_heads, head_size, mode).cell_bytes
     moved = 2 * num_tokens * num_heads * (2 * head_size + cell) + 8 * num_tokens
@@ -141,22 +147,27 @@ def write_row(mode: str, layout: str, size: tuple[int, int, int], step: str = ""
     ]
     kernel = {"kernel": "write step", "step": step} if step else {"kernel": "write", "order": order}
     if step and not INTERPRETED:
-        _write_kernel.device_caches.clear()  # what is there afterwards is this step's
+        _write_kernel.device_caches.clear()  # then ``compiled`` finds the kernel of this step only
     row = kernel | dict(zip("THD", size, strict=True)) | _row(mode, layout, moved, calls)
     return row | compiled(_write_kernel) if step else row
 
 
 def compiled(kernel: triton.JITFunction) -> dict[str, int]:
-    """Instructions of the one kernel that was launched, in PTX, and registers, both of a thread."""
+    """Return the PTX instructions and the registers of one thread, for the kernel that was launched last."""
     if INTERPRETED:
         return {}
     (made,) = kernel.device_caches[torch.cuda.current_device()][0].values()
     lines = [re.sub("//.*", "", line).strip() for line in made.asm["ptx"].splitlines()]
     parts = [part.strip(" {}") for line in lines if not line.startswith((".", "$")) for part in line.split(";")]
-    asked = [part for part in parts if re.match(r"(@!?%p\d+\s+)?[a-z]", part)]
-    return {"registers": made.n_regs, "instructions": len(asked)}
+    instructions = [part for part in parts if re.match(r"(@!?%p\d+\s+)?[a-z]", part)]
+    return {"registers": made.n_regs, "instructions": len(instructions)}
 
 
+# Grid:   (number of cells / CELLS,) programs.
+# Work:   One program reads CELLS cells and their scales, and adds all numbers, so that no load is optimised away.
+# Reads:  DATA bytes and one float32 scale per cell, and 8 bytes of the order per cell.
+# Writes: One float32 number per program.
+# Tiles:  Bytes of the cells (CELLS, DATA).
 @triton.jit
 def _read_kernel(
     cell_ptr, scale_ptr, order_ptr, out_ptr, cell_stride, scale_stride,
@@ -169,7 +180,7 @@ def _read_kernel(
 
 
 def cell_row(data: int, stride: int, inline: bool, order: str) -> dict:
-    """Every cell and its scale read once, with as wide loads as the stride allows."""
+    """Measure one read of every cell and its scale. The loads are as wide as the stride allows."""
     sets = [torch.zeros(NUM_CELLS * stride, dtype=torch.uint8, device=DEVICE) for _ in range(4)]
     apart = torch.zeros(NUM_CELLS, dtype=torch.float32, device=DEVICE)
     numbers = (
@@ -189,14 +200,14 @@ def cell_row(data: int, stride: int, inline: bool, order: str) -> dict:
 
 
 def decode_rows(mode: str, layout: str, splits: Sequence[int] = ()) -> list[dict]:
-    """paged_attention of one query a sequence, over two layers of one cache in turn; then with other splits."""
+    """Measure paged_attention with one query per sequence, alternating between two layers; then with other splits."""
     blocks = NUM_SEQS * CONTEXT // BLOCK_SIZE
     spec = CacheSpec(2, blocks, BLOCK_SIZE, NUM_HEADS, HEAD_SIZE, mode)
     cache = allocate(spec, LAYOUTS[layout], DEVICE)
     scales = scale_views(cache)
-    every = torch.randperm(blocks * BLOCK_SIZE, device=DEVICE)
+    slots = torch.randperm(blocks * BLOCK_SIZE, device=DEVICE)
     for layer, kv in enumerate(cache.kv_caches):
-        for part in every.split(1 << 16):
+        for part in slots.split(1 << 16):
             key, value = torch.randn(2, len(part), NUM_HEADS, HEAD_SIZE, device=DEVICE).to(torch.bfloat16)
             write_kv(key, value, kv, part, mode, *scales[layer], slots_checked=True)
     query = torch.randn(NUM_SEQS, NUM_QUERY_HEADS, HEAD_SIZE, device=DEVICE).to(torch.bfloat16)
@@ -226,7 +237,7 @@ def decode_rows(mode: str, layout: str, splits: Sequence[int] = ()) -> list[dict
 
 
 def prefill_row(mode: str, layout: str, num_seqs: int = 4, length: int = 1_024) -> dict:
-    """paged_attention of whole prompts, causal; here arithmetic is the limit and not memory."""
+    """Measure paged_attention of whole prompts. Here the arithmetic limits the speed, not the memory."""
     blocks = num_seqs * length // BLOCK_SIZE
     spec = CacheSpec(1, blocks, BLOCK_SIZE, NUM_HEADS, HEAD_SIZE, mode)
     cache = allocate(spec, LAYOUTS[layout], DEVICE)
@@ -253,7 +264,7 @@ def _row(mode: str, layout: str, moved: int, calls: Sequence[Callable[[], object
 
 
 def offload_rows(layout: str) -> list[dict]:
-    """32 scattered blocks of 28 layers to pinned memory and back, gathered and piece by piece."""
+    """Measure copies of 32 scattered blocks of 28 layers to pinned memory and back, gathered and piece by piece."""
     spec = CacheSpec(28, 128, BLOCK_SIZE, 8, 128, "fp8_per_token_head")
     cache = allocate(spec, LAYOUTS[layout], DEVICE)
     for storage in cache.storages:
@@ -287,7 +298,7 @@ def offload_rows(layout: str) -> list[dict]:
 
 
 def measure() -> dict:
-    """Everything, with the ceilings of the same run and each row's share of its own."""
+    """Measure everything. Each row gets its share of the ceiling that was measured in the same run."""
     limits = ceilings()
     rows = [write_row(mode, layout, size) for size in WRITES for mode in MODES for layout in LAYOUTS]
     for size in WRITES[-2:]:
@@ -317,7 +328,7 @@ def measure() -> dict:
 
 
 def table(result: dict) -> str:
-    """The result for a terminal."""
+    """Return the result as text for a terminal."""
     lines = ["{machine}, {date}: copy {copy:,.0f} GB/s, to host {to host:.1f}, from host {from host:.1f}; a launch "
              "{launch:.1f} us".format(**result, **result["ceilings"])]  # fmt: skip
     for row in result["rows"]:
@@ -336,11 +347,12 @@ def table(result: dict) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, help="where the JSON goes; default: after the table")
-    parser.add_argument("--plot", type=Path, help="where a roofline goes, .svg or .png")
+    parser.add_argument("--out", type=Path, help="file for the JSON; default: print it after the table")
+    parser.add_argument("--plot", type=Path, help="file for a roofline figure, .svg or .png")
     options = parser.parse_args()
     if DEVICE.type != "cuda":
-        print("benchmarks/kernels.py: no NVIDIA GPU here, and the interpreter has no memory's limit.", file=sys.stderr)
+        message = "no NVIDIA GPU here, and speeds in the interpreter say nothing about a GPU: run it on a GPU"
+        print(f"benchmarks/kernels.py: {message}", file=sys.stderr)
         return 2
     result = measure()
     print(table(result))

@@ -1,4 +1,4 @@
-"""The benchmark of the kernels, in the small: what its rows count, that what it times is right, what was recorded."""
+"""Test the benchmark of the kernels with small sizes: its byte counts, the results of what it times, its records."""
 
 import json
 import sys
@@ -14,7 +14,7 @@ from tests.test_benchmarks import ROOT, recorded, script
 
 @pytest.fixture
 def kernels(monkeypatch):
-    """The benchmark of the kernels, small, and with a clock that calls everything once and says 2 microseconds."""
+    """Load the benchmark with small sizes, and with a clock that calls everything once and returns 2 microseconds."""
     module = script("kernels")
 
     def once(calls):
@@ -56,8 +56,8 @@ def test_cells_are_read_whole_with_their_scales(kernels, order):
         assert kernels.cell_row(data, stride, inline, order)["bytes"] == 64 * (data + 4)
 
 
-def test_a_transfer_by_the_benchmark_moves_the_blocks(kernels, monkeypatch):
-    """What it times is right: out, then back into a cleared cache, leaves the bytes that were there."""
+def test_the_timed_transfers_move_the_blocks(kernels, monkeypatch):
+    """Blocks that go to the host and back into a cleared cache have their old bytes."""
     kept, calls = [], []
     allocate = kernels.allocate
     monkeypatch.setattr(kernels, "allocate", lambda *given: kept.append(allocate(*given)) or kept[-1])
@@ -95,7 +95,7 @@ def test_recorded_kernels_come_from_the_script():
 
 
 def test_a_roofline_is_labelled_in_plain_numbers():
-    """Sheets parse no mathematics, so powers of ten would show as their source."""
+    """Sheets do not render mathematics, so a label such as a power of ten would show its source text."""
     (ax,) = roofline(recorded("kernels")).axes
     labels = [label.get_text() for axis in (ax.xaxis, ax.yaxis) for label in axis.get_ticklabels()]
     assert {"1", "100", "1,000"} <= set(labels) and not any("$" in label for label in labels)
@@ -108,9 +108,9 @@ def test_without_a_gpu_the_kernels_are_not_measured(kernels, monkeypatch, capsys
     assert "no NVIDIA GPU here" in capsys.readouterr().err
 
 
-def test_the_readme_states_what_was_recorded():
-    """Its table of speeds: time and share of the ceiling, per-layer and cross-layer."""
-    found, lines = recorded("kernels"), (ROOT / "README.md").read_text().splitlines()
+def test_the_page_on_speed_states_what_was_recorded():
+    """The table gives time and share of the ceiling, per-layer and cross-layer."""
+    found, lines = recorded("kernels"), (ROOT / "docs" / "speed.md").read_text().splitlines()
     start = lines.index("| kernel | per-layer | cross-layer |")
     table = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[start + 2 :][:9]]
     kernels = {
@@ -125,8 +125,8 @@ def test_the_readme_states_what_was_recorded():
         "decode bfloat16": ("decode attention", "bfloat16", 8_192, 8, 128),
     }
     assert [row[0] for row in table] == list(kernels)
-    for name, *told in table:
-        for layout, cell in zip(("per-layer", "cross-layer"), told, strict=True):
+    for name, *stated in table:
+        for layout, cell in zip(("per-layer", "cross-layer"), stated, strict=True):
             (row,) = (
                 row for row in found["rows"]
                 if (row["kernel"], row.get("mode"), row.get("T"), row.get("H"), row.get("D")) == kernels[name]
@@ -140,14 +140,14 @@ def test_the_readme_states_what_was_recorded():
 
 @pytest.mark.parametrize("mode", [name for name, mode in MODES.items() if mode.is_per_token_head])
 def test_notebook_10_describes_the_launches_that_a_gpu_gets(kernels, mode, monkeypatch):
-    """It states the shapes of the five steps by a function of its own; the launcher's is the truth."""
+    """The notebook computes the shapes of the five steps itself. They must equal the shapes of the launcher."""
     monkeypatch.setattr(write, "INTERPRETED", False)
     cells = json.loads((ROOT / "notebooks" / "10_how_fast_can_a_scale_be_written.ipynb").read_text())["cells"]
     told = {"T": 65_536, "H": 8, "D": 128}
     exec("".join(next(cell["source"] for cell in cells if cell["id"] == "10-020")), told)
     key = torch.empty(65_536, 8, 128, dtype=torch.bfloat16, device="meta")
     for program in kernels.STEPS.values():
-        assert told["shape_on_gpu"](program, mode) == write._shape(program, key, mode)
+        assert told["shape_on_gpu"](program, mode) == write._launch_shape(program, key, MODES[mode])
 
 
 def test_notebook_10_takes_the_steps_that_were_measured(kernels):

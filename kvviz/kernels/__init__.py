@@ -1,1 +1,1 @@
-"""Triton kernels that write, read and gather the cache, on a GPU or in Triton's interpreter."""
+"""Triton kernels that write, read and gather the KV cache, on a GPU or in Triton's interpreter on the CPU."""

@@ -1,7 +1,12 @@
-"""What PTX says in one instruction where Triton needs several: rounding, saturating, packing. For sm_89 and later.
+"""Conversions in few PTX instructions, for GPUs of sm_89 and later: rounding, saturating and packing.
 
-Each function here has a twin in ``codec`` that the interpreter and older GPUs run, and tests hold the two to the same
-bits. Functions work on 2 or 4 neighbours that lie packed in one register.
+Triton itself needs several instructions for each of these conversions. Each function here has a twin in ``codec`` for
+the interpreter and for older GPUs. Tests check that a function and its twin give the same bits. A function works on 2
+or 4 neighbouring elements, which are packed in one register.
+
+Two tricks occur in several functions. To round halves away from zero: add 0.5 with the sign of the number, rounding
+towards zero, then cut the fraction off. To convert a small integer to float16: write it into the mantissa of 1024.0
+(0x6400), then subtract 1024.0.
 """
 
 from kvviz.kernels.runtime import prepare
@@ -13,14 +18,17 @@ import triton.language as tl  # noqa: E402
 
 
 @triton.jit
-def louder(a, b):
-    """The larger of two floats, or NaN if one is NaN."""
+def maximum_or_nan(a, b):
+    """Return the larger of two floats, or NaN if one is NaN."""
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
 def int8_codes(x, inverse, keep):
-    """float32 -> int8, scaled, halves away from zero, saturated; ``keep`` (int8) is -1, or 0 for code 0."""
+    """Convert float32 to int8 codes: multiply by ``inverse``, round halves away from zero, saturate.
+
+    keep: int8, -1 to keep the code of an element, or 0 to make the code 0.
+    """
     return tl.inline_asm_elementwise(
         """{
         .reg .f32 v<4>, h<4>; .reg .s32 i<4>; .reg .b32 t;
@@ -42,7 +50,10 @@ def int8_codes(x, inverse, keep):
 
 @triton.jit
 def e4m3_codes(x, inverse, keep):
-    """float32 -> e4m3fn bits, scaled, to nearest even, saturated at 448; NaN gives 0x7F; ``keep`` as above."""
+    """Convert float32 to e4m3fn bits: multiply by ``inverse``, round to nearest even, saturate at 448. NaN gives 0x7F.
+
+    keep: int8, -1 to keep the code of an element, or 0 to make the code 0.
+    """
     return tl.inline_asm_elementwise(
         """{
         .reg .f32 v<4>; .reg .b16 a, b; .reg .b32 t;
@@ -62,7 +73,12 @@ def e4m3_codes(x, inverse, keep):
 
 @triton.jit
 def int4_pairs(even, odd, inverse, zero_point, keep):
-    """Two float32 -> two codes of 0 to 15 in one byte, the even one low; scaled, shifted, halves up, saturated."""
+    """Convert two float32 to two codes of 0 to 15 in one byte; the code of ``even`` is the low half.
+
+    A code is the number times ``inverse``, plus ``zero_point``, rounded (halves up) and saturated.
+
+    keep: int8, -1 to keep the codes of a byte, or 0 to make them 0.
+    """
     return tl.inline_asm_elementwise(
         """{
         .reg .f32 v<8>; .reg .s32 i<8>; .reg .b32 t;
@@ -90,7 +106,7 @@ def int4_pairs(even, odd, inverse, zero_point, keep):
 
 @triton.jit
 def through_bfloat16(x):
-    """float32 -> bfloat16 -> float32, to nearest even."""
+    """Round float32 to bfloat16, to nearest even, and return the result as float32."""
     return tl.inline_asm_elementwise(
         "{ .reg .b32 t; cvt.rn.bf16x2.f32 t, $3, $2; shl.b32 $0, t, 16; and.b32 $1, t, 0xFFFF0000; }",
         "=r,=r,r,r",
@@ -103,7 +119,7 @@ def through_bfloat16(x):
 
 @triton.jit
 def e4m3_halves(word):
-    """Two e4m3fn codes in an int16 -> two float16, the low byte's first; exact, NaN stays NaN."""
+    """Decode the two e4m3fn codes in an int16: return two float16, the low byte first. Exact; NaN stays NaN."""
     return tl.inline_asm_elementwise(
         """{
         .reg .b32 t; .reg .b16 a, b;
@@ -122,9 +138,10 @@ def e4m3_halves(word):
 
 @triton.jit
 def int8_halves(word):
-    """Two int8 codes in an int16 -> two float16, the low byte's first; exact.
+    """Decode the two int8 codes in an int16: return two float16, the low byte first. Exact.
 
-    1024 + (code + 128) is the float16 whose low byte is the code with its sign bit turned.
+    A code with its sign bit flipped is code + 128. Written into the mantissa of 1024.0, it makes 1024 + 128 + code;
+    then 1024 + 128 (0x6480) is subtracted.
     """
     return tl.inline_asm_elementwise(
         """{
@@ -143,7 +160,7 @@ def int8_halves(word):
 
 @triton.jit
 def int4_quarters(word):
-    """Four codes of 0 to 15 in an int16 -> four float16, the lowest first; exact, as 1024 + code - 1024."""
+    """Decode the four codes of 0 to 15 in an int16: return four float16, the lowest bits first. Exact."""
     return tl.inline_asm_elementwise(
         """{
         .reg .b32 t, m, z;

@@ -1,8 +1,9 @@
-"""Where Triton runs: on an NVIDIA GPU, or in Triton's interpreter on the CPU.
+"""Choose the runtime of the Triton kernels: an NVIDIA GPU, or Triton's interpreter on the CPU.
 
-Triton reads ``TRITON_INTERPRET`` while ``import triton`` runs, so the choice must fall before anything
-imports triton; every module here that needs triton calls :func:`prepare` first. A GPU on which other processes have
-left too little memory counts as none; that is judged once a process, and stays.
+Triton reads ``TRITON_INTERPRET`` once, while ``import triton`` runs. The runtime must therefore be chosen before any
+module imports triton. Every module of this package that needs triton calls :func:`prepare` first.
+
+A GPU whose memory is almost full is not used. This is checked once per process, and the answer does not change later.
 """
 
 import functools
@@ -18,41 +19,42 @@ INSTALL_HINT = (
 )
 RESTART_HINT = "restart the kernel (or the process) and run the first cell again"
 GPU_GIB = 1.0
-"""What a notebook may take of a GPU beside the CUDA context, and what must be free there when it starts."""
+"""GiB of GPU memory that one notebook may use, without the CUDA context. This much must be free when it starts."""
 
 
 def prepare() -> str:
-    """Choose how kernels run, set ``TRITON_INTERPRET`` if nobody has, and return "gpu" or "interpreter".
+    """Choose the runtime and return its name: "gpu" or "interpreter".
 
-    Without a GPU, or beside one that is full, the interpreter is switched on; of a full one a sentence on stderr
-    tells. ``TRITON_INTERPRET=1`` set beforehand keeps the interpreter on a machine with a GPU too, without touching it.
+    The interpreter is chosen if there is no GPU, or if the GPU is full. A full GPU is reported on stderr. This function
+    then sets ``TRITON_INTERPRET=1``. If ``TRITON_INTERPRET=1`` is set before, the interpreter is chosen on a machine
+    with a GPU too, and the GPU is not touched.
 
     Raises:
         ImportError: triton is not installed.
-        RuntimeError: the only GPU is not NVIDIA's, or triton was imported before the choice was made, or the GPU is
-            full and ``KVVIZ_REQUIRE_GPU=1``.
+        RuntimeError: the only GPU is not made by NVIDIA; or triton was imported before the runtime was chosen; or the
+            GPU is full and ``KVVIZ_REQUIRE_GPU=1``.
     """
     if importlib.util.find_spec("triton") is None:
         raise ImportError(INSTALL_HINT)
-    wanted = _wanted()
+    runtime = _choose()
     if "triton" in sys.modules:
-        _check_imported(wanted)
-    elif wanted == "interpreter":
+        _check_imported_triton(runtime)
+    elif runtime == "interpreter":
         os.environ["TRITON_INTERPRET"] = "1"
-    return wanted
+    return runtime
 
 
 def device() -> torch.device:
-    """The device on which kernels run in this process: ``cuda`` or ``cpu``."""
+    """Return the device on which the kernels of this process run: ``cuda`` or ``cpu``."""
     return torch.device("cuda" if prepare() == "gpu" else "cpu")
 
 
-def _wanted() -> str:
-    if _interpreter_asked():
+def _choose() -> str:
+    if _interpreter_requested():
         return "interpreter"
     if torch.version.hip or (hasattr(torch, "xpu") and torch.xpu.is_available()):
         raise RuntimeError(
-            "This torch drives a GPU that is not NVIDIA's, and the kernels are tried on NVIDIA GPUs only. "
+            "This torch uses a GPU that is not NVIDIA's, and the kernels support NVIDIA GPUs only. "
             "Set TRITON_INTERPRET=1 before starting Python to run everything on the CPU."
         )
     return "gpu" if torch.cuda.is_available() and not full() else "interpreter"
@@ -60,16 +62,18 @@ def _wanted() -> str:
 
 @functools.cache
 def full() -> str:
-    """Why the GPU cannot be used, as a sentence, printed on stderr too; empty if it can, or is not there or not wanted.
+    """Return a sentence that says why the GPU is full, and print it on stderr; return "" if the GPU can be used.
 
-    Asking needs a CUDA context, half a GiB that this process keeps. Memory is free or not at this moment: processes
-    that start at the same time do not see what the others are about to take.
+    The result is "" too if there is no GPU, or if ``TRITON_INTERPRET=1`` is set.
+
+    Reading the free memory creates a CUDA context. The context takes about half a GiB as long as this process lives.
+    Processes that start at the same time do not see the memory that the other processes will take.
     """
-    why = _lack() if torch.cuda.is_available() and not _interpreter_asked() else ""
-    if not why:
+    shortage = _memory_shortage() if torch.cuda.is_available() and not _interpreter_requested() else ""
+    if not shortage:
         return ""
     sentence = (
-        f"The GPU is full: {why}, and a notebook needs {GPU_GIB * 1024:,.0f}. "
+        f"The GPU is full: {shortage}, and a notebook needs {GPU_GIB * 1024:,.0f}. "
         f"Shut down notebooks that you have finished, and {RESTART_HINT}; "
     )
     if os.environ.get("KVVIZ_REQUIRE_GPU") == "1":
@@ -79,11 +83,11 @@ def full() -> str:
     return sentence
 
 
-def _lack() -> str:
-    """What is free, if that is too little."""
+def _memory_shortage() -> str:
+    """Return how much GPU memory is free, in words, if it is less than GPU_GIB; else ""."""
     try:
         free_bytes, total_bytes = torch.cuda.mem_get_info()
-    except RuntimeError as error:  # OutOfMemoryError and AcceleratorError are such
+    except RuntimeError as error:  # OutOfMemoryError and AcceleratorError are subclasses of RuntimeError
         if "out of memory" not in str(error):
             raise
         return "it has no MiB free even for a CUDA context"
@@ -92,18 +96,20 @@ def _lack() -> str:
     return f"{free_bytes >> 20:,} of its {total_bytes >> 20:,} MiB are free"
 
 
-def _interpreter_asked() -> bool:
+def _interpreter_requested() -> bool:
+    """Return True if ``TRITON_INTERPRET`` has one of the values that Triton takes for yes."""
     return os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "on", "yes", "y")
 
 
-def _check_imported(wanted: str) -> None:
+def _check_imported_triton(runtime: str) -> None:
+    """Raise a RuntimeError if triton was imported for another runtime, or if the variable has changed since."""
     import triton.language as tl
 
-    built = "interpreter" if type(tl.max).__name__ == "InterpretedFunction" else "gpu"
-    asked = "interpreter" if _interpreter_asked() else "gpu"
-    if built != wanted or asked != wanted:
+    imported = "interpreter" if type(tl.max).__name__ == "InterpretedFunction" else "gpu"
+    requested = "interpreter" if _interpreter_requested() else "gpu"
+    if imported != runtime or requested != runtime:
         raise RuntimeError(
-            f"Triton was imported for the {built} before kvviz could choose, and this process needs the {wanted} "
-            f"(TRITON_INTERPRET={os.environ.get('TRITON_INTERPRET')!r}): it is set too late. "
-            f"Import kvviz.engine before triton, and {RESTART_HINT}."
+            f"Triton was imported for the runtime {imported!r}, but this process needs the runtime {runtime!r} "
+            f"(TRITON_INTERPRET={os.environ.get('TRITON_INTERPRET')!r}). Triton reads this variable only when it is "
+            f"imported. Import kvviz.kernels before triton, and {RESTART_HINT}."
         )

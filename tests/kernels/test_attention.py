@@ -1,4 +1,4 @@
-"""paged_attention against a float32 reference over the dequantised cache, for every mode and layout."""
+"""Test paged_attention against a float32 reference over the dequantised cache, for every mode and layout."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def int32(values):
 
 
 def filled(mode, layout, context=21, head_size=64, num_heads=3, tail=True):
-    """A two-layer cache whose second layer holds ``context`` tokens in scattered blocks."""
+    """Make a cache of two layers; the second layer has ``context`` tokens in scattered blocks."""
     spec = CacheSpec(2, 5, 8, num_heads, head_size, mode, tail=tail)
     cache = allocate(spec, layout, DEVICE)
     table = [3, 0, 4]
@@ -74,13 +74,13 @@ def test_several_sequences_in_one_launch():
     cache = allocate(spec, "BLNHC", DEVICE)
     lengths, queries, tables, wants, rows = [150, 9, 33], [1, 9, 20], [], [], []
     free = iter(torch.randperm(40, generator=torch.Generator().manual_seed(0)).tolist())
-    for number, (length, asked) in enumerate(zip(lengths, queries, strict=True)):
+    for number, (length, count) in enumerate(zip(lengths, queries, strict=True)):
         table = [next(free) for _ in range(-(-length // 8))]
         tables.append(table + [-1] * (20 - len(table)))
         slot = torch.tensor([table[i // 8] * 8 + i % 8 for i in range(length)], device=DEVICE)
         key, value = tokens(length, 2, 64, seed=number)
         write_kv(key, value, cache.kv_caches[0], slot, mode, **views(cache)[0])
-        rows.append(torch.randn(asked, 4, 64, generator=torch.Generator().manual_seed(number)).to(DEVICE))
+        rows.append(torch.randn(count, 4, 64, generator=torch.Generator().manual_seed(number)).to(DEVICE))
         key, value = read_reference(cache.kv_caches[0], slot, mode, 64, *views(cache)[0].values())
         wants.append(attention_reference(rows[-1], key, value, length))
     got = paged_attention(
@@ -95,7 +95,7 @@ def test_several_sequences_in_one_launch():
     assert (got - torch.cat(wants)).abs().max() < 2e-2
 
 
-def test_known_lengths_change_nothing_but_the_looking():
+def test_known_lengths_save_the_checks_and_change_no_result():
     cache, table, _ = filled("int8_per_token_head", "NHD")
     query, ends = torch.ones(2, 9, 64, device=DEVICE), int32([0, 2])
     arguments = (int32([21]), ends, cache.spec.kv_cache_dtype, *views(cache)[1].values())
@@ -104,7 +104,7 @@ def test_known_lengths_change_nothing_but_the_looking():
     assert torch.equal(got, attend(cache, query, table, 21))
     padded = int32([[*table, 99]])
     assert torch.equal(got, paged_attention(query, cache.kv_caches[1], padded, *arguments, **known))
-    with pytest.raises(ValueError, match="names block 99"):
+    with pytest.raises(ValueError, match="block_table has block 99 for sequence 0"):
         paged_attention(query, cache.kv_caches[1], int32([[99, *table]]), *arguments, max_seq_len=21)
 
 
@@ -117,7 +117,7 @@ def test_a_poisoned_cell_reaches_the_output():
 
 
 def test_a_prompt_longer_than_one_program_can_hold():
-    """Triton allows 2**20 elements in a tensor: the queries are cut into several programs."""
+    """Triton allows 2**20 elements in a tensor, so several programs share the queries."""
     spec = CacheSpec(1, 26, 16, 3, 64, "int8_per_token_head")
     cache = allocate(spec, "NHD", DEVICE)
     key, value = tokens(400, 3, 64)
@@ -132,7 +132,7 @@ def test_a_prompt_longer_than_one_program_can_hold():
 
 
 def test_scores_of_any_size_are_masked():
-    """Scores far below any finite stand-in for minus infinity still leave the future out."""
+    """Masked scores must be minus infinity: a large negative number is not small enough for these scores."""
     cache = allocate(CacheSpec(1, 1, 4, 1, 16, "bfloat16"), "NHD", DEVICE)
     key, value = torch.full((4, 1, 16), 1e31, device=DEVICE), torch.arange(1.0, 5.0, device=DEVICE)
     value = value[:, None, None].expand(4, 1, 16).contiguous()

@@ -1,4 +1,4 @@
-"""Attention on tensor cores by itself, in the interpreter as on a GPU: against the reference, whole and split."""
+"""Test tiled_attention directly, in the interpreter and on a GPU: against the reference, with one and more splits."""
 
 import itertools
 
@@ -17,8 +17,8 @@ from tests.kernels.test_attention import int32
 from tests.kernels.test_write import tokens, views
 
 DEVICE = device()
-SLACK = {"bfloat16": 5e-5}
-"""Of the largest output: a bfloat16 cache gets queries and weights of 16 bits, the others of 22."""
+TOLERANCE = {"bfloat16": 5e-5}
+"""Allowed error, relative to the largest output. Other modes: 5e-6, because they keep 22 bits of a query and not 16."""
 
 
 def attended(cache, query, tables, lengths, counts=(1, 1), num_splits=None):
@@ -34,7 +34,7 @@ def attended(cache, query, tables, lengths, counts=(1, 1), num_splits=None):
 
 
 def two_sequences(mode, layout, lengths=(70, 9), head_size=64, num_heads=2, group=3, block_size=8, counts=(1, 1)):
-    """A cache with two sequences in scattered blocks, queries for the last tokens, and what the reference says."""
+    """Return a cache with two sequences in scattered blocks, queries for the last tokens, and the right result."""
     count = sum(-(-length // block_size) for length in lengths)
     cache = allocate(CacheSpec(2, count, block_size, num_heads, head_size, mode), layout, DEVICE)
     free, tables, wants = torch.randperm(count, generator=torch.Generator().manual_seed(0)).tolist(), [], []
@@ -65,36 +65,36 @@ def error(got, want):
 @pytest.mark.parametrize("mode", MODES)
 def test_matches_the_reference_in_layouts(mode, layout):
     *given, want = two_sequences(mode, layout)
-    assert error(attended(*given), want) < SLACK.get(mode, 5e-6)
+    assert error(attended(*given), want) < TOLERANCE.get(mode, 5e-6)
 
 
 @pytest.mark.parametrize("num_splits", [1, 2, 3, 70])
 @pytest.mark.parametrize("mode", MODES)
 def test_splits_change_the_sum_only_by_rounding(mode, num_splits):
-    """The second sequence is shorter than the first split: its other programs have nothing to do."""
+    """The second sequence is shorter than the first split, so programs of its other splits have no tokens."""
     *given, want = two_sequences(mode, "NHD")
-    assert error(attended(*given, num_splits=num_splits), want) < SLACK.get(mode, 5e-6)
+    assert error(attended(*given, num_splits=num_splits), want) < TOLERANCE.get(mode, 5e-6)
 
 
 @pytest.mark.parametrize(("head_size", "group", "block_size"), [(64, 1, 16), (96, 2, 4), (128, 9, 32), (256, 4, 48)])
 @pytest.mark.parametrize("mode", MODES)
 def test_head_sizes_groups_and_block_sizes(mode, head_size, group, block_size):
     *given, want = two_sequences(mode, "BLNHC", (50, 33), head_size, 2, group, block_size)
-    assert error(attended(*given, num_splits=2), want) < SLACK.get(mode, 5e-6)
+    assert error(attended(*given, num_splits=2), want) < TOLERANCE.get(mode, 5e-6)
 
 
-@pytest.mark.parametrize("mode", [mode for mode in MODES if mode.endswith("per_token_head")])
+@pytest.mark.parametrize("mode", [name for name, mode in MODES.items() if mode.is_per_token_head])
 def test_scales_of_any_size(mode):
-    """V scales from 1e-20 to 1e20 in one context, the loud ones last."""
+    """One context has V scales from 1e-20 to 1e20, the large ones last."""
     *given, _ = two_sequences(mode, "NHD", (70,))
     cache, query, (table,), *_ = given
     v_scale = views(cache)[1]["v_scale_cache"]
     slot = torch.tensor([table[i // 8] * 8 + i % 8 for i in range(70)], device=DEVICE)
     words = v_scale[slot // 8, slot % 8]
-    louder = words * torch.logspace(-20, 20, 70, device=DEVICE)[:, None]
-    if mode.startswith("int4"):
-        louder = (louder.view(torch.int32) & -16 | words.view(torch.int32) & 15).view(torch.float32)
-    v_scale[slot // 8, slot % 8] = louder
+    larger = words * torch.logspace(-20, 20, 70, device=DEVICE)[:, None]
+    if MODES[mode].has_zero_point:
+        larger = (larger.view(torch.int32) & -16 | words.view(torch.int32) & 15).view(torch.float32)
+    v_scale[slot // 8, slot % 8] = larger
     key, value = read_reference(cache.kv_caches[1], slot, mode, 64, *views(cache)[1].values())
     assert error(attended(*given, num_splits=2), attention_reference(query, key, value, 70)) < 5e-6
 
@@ -102,10 +102,10 @@ def test_scales_of_any_size(mode):
 @pytest.mark.parametrize("num_splits", [None, 3])
 @pytest.mark.parametrize("counts", [(70, 9), (5, 1), (1, 9), (33, 2)])
 @pytest.mark.parametrize("mode", MODES)
-def test_prefill_and_chunks_of_it(mode, counts, num_splits):
-    """Whole prompts, and last tokens of other numbers; a query sees nothing behind its own position."""
+def test_whole_prompts_and_parts_of_prompts(mode, counts, num_splits):
+    """The queries are the whole prompt, or its last tokens; a query sees no token after its own position."""
     *given, want = two_sequences(mode, "BLNHC", counts=counts)
-    assert error(attended(*given, num_splits=num_splits), want) < SLACK.get(mode, 5e-6)
+    assert error(attended(*given, num_splits=num_splits), want) < TOLERANCE.get(mode, 5e-6)
 
 
 @pytest.mark.parametrize("group", [1, 2, 8, 32])
@@ -115,15 +115,15 @@ def test_prefill_of_any_group(group):
 
 
 @pytest.mark.parametrize("name", ["k_scale_cache", "v_scale_cache"])
-def test_a_poisoned_cell_reaches_its_heads_and_no_others(name):
+def test_a_poisoned_cell_reaches_only_the_query_heads_of_its_kv_head(name):
     cache, query, tables, lengths, counts, _ = two_sequences("int8_per_token_head", "NHD")
     views(cache)[1][name][tables[0][3], 2, 1] = float("nan")
     bad = attended(cache, query, tables, lengths, counts, 2).isnan()
     assert bad[0, 3:].all() and not bad[0, :3].any() and not bad[1].any()
 
 
-def test_what_lies_behind_a_sequence_is_not_read_into_it():
-    """The rest of a last block may hold NaN codes of somebody else."""
+def test_bytes_after_the_end_of_a_sequence_do_not_change_its_result():
+    """The unused slots of a last block may hold NaN codes of an earlier request."""
     *given, want = two_sequences("fp8_per_token_head", "NHD", (70, 9))
     cache, _, tables, *_ = given
     for table, used in ((tables[0][8], 6), (tables[1][1], 1)):
@@ -131,7 +131,7 @@ def test_what_lies_behind_a_sequence_is_not_read_into_it():
     assert torch.isfinite(attended(*given)).all() and error(attended(*given), want) < 5e-6
 
 
-def test_what_it_does_not_serve():
+def test_short_rows_and_odd_addresses_are_not_served():
     query = torch.zeros(1, 4, 32, device=DEVICE)
     cells = torch.zeros(2, 8, 2, 20, dtype=torch.uint8, device=DEVICE)
     assert not serves(query, cells, cells, "int4_per_token_head")

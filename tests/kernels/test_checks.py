@@ -1,5 +1,6 @@
-"""What the launchers refuse: a ValueError with the numbers, and not a byte of the cache has changed."""
+"""Test what the launchers refuse: they raise a ValueError with the numbers, and no byte of the cache changes."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -30,7 +31,7 @@ def slots(*values, dtype=torch.int64):
 
 
 def cache_and_views(mode: str, layout: str = "NHD"):
-    """A cache of sentinels and the arguments that both launchers share."""
+    """Return a cache filled with SENTINEL, and the arguments that both launchers share."""
     cache = allocate(CacheSpec(1, B, N, H, D, mode), layout, DEVICE, fill=SENTINEL)
     views = {"kv_cache": cache.kv_caches[0], "kv_cache_dtype": mode}
     if cache.spec.is_per_token_head:
@@ -39,13 +40,13 @@ def cache_and_views(mode: str, layout: str = "NHD"):
 
 
 def writing(mode: str = FP8):
-    """A cache, and arguments with which ``write_kv`` writes three tokens into it."""
+    """Return a cache, and arguments with which ``write_kv`` writes three tokens into it."""
     cache, views = cache_and_views(mode)
     return cache, {"key": zeros(T, H, D) + 1, "value": zeros(T, H, D) - 1, "slot_mapping": slots(0, 9, 31), **views}
 
 
 def attending(mode: str = FP8):
-    """A cache, and arguments with which ``paged_attention`` serves two sequences of 9 and 8 tokens, 1 and 2 queries."""
+    """Return a cache, and arguments of ``paged_attention`` for two sequences: 9 and 8 tokens, 1 and 2 queries."""
     cache, views = cache_and_views(mode)
     sequences = {"seq_lens": int32(9, 8), "query_start_loc": int32(0, 1, 3)}
     return cache, {"query": zeros(T, 2 * H, D), "block_table": int32([2, 1], [3, -1]), **sequences, **views}
@@ -71,7 +72,7 @@ WRONG_WRITES = {
     "two dtypes": ({"value": zeros(T, H, D).half()}, ["torch.float32", "torch.float16"]),
     "every second channel": (
         {"key": zeros(T, H, 2 * D)[..., ::2], "value": zeros(T, H, 2 * D)[..., ::2]},
-        ["innermost 1", "(128, 64, 2)"],
+        ["innermost stride 1", "(128, 64, 2)"],
     ),
     "two orders": ({"value": zeros(H, T, D).transpose(0, 1)}, ["(64, 32, 1)", "(32, 96, 1)"]),
     "a slot behind the last": ({"slot_mapping": slots(0, 32, 1)}, ["slot 32", "4 blocks", "0 to 31"]),
@@ -129,13 +130,13 @@ WRONG_VIEWS = {
     ),
     "a cache elsewhere": (
         lambda views: {"kv_cache": zeros(B, 2, N, H, 36, dtype=torch.uint8, where="meta")},
-        ["the cache on meta", str(DEVICE)],
+        ["kv_cache is a meta tensor"],
     ),
 }
 
 WRONG_QUERIES = {
-    "5 query heads": ({"query": zeros(T, 5, D)}, ["5 query heads", "2 KV heads"]),
-    "1 query head": ({"query": zeros(T, 1, D)}, ["1 query heads", "2 KV heads"]),
+    "5 query heads": ({"query": zeros(T, 5, D)}, ["query heads is 5", "multiple of the 2 KV heads"]),
+    "1 query head": ({"query": zeros(T, 1, D)}, ["query heads is 1", "multiple of the 2 KV heads"]),
     "two axes": ({"query": zeros(T, 4 * D)}, ["(3, 128)", "(T, Hq, D)"]),
     "integers": ({"query": zeros(T, 4, D).int()}, ["torch.int32"]),
     "head size": ({"query": zeros(T, 4, 64)}, ["64 or 68 bytes", "have 36"]),
@@ -144,7 +145,10 @@ WRONG_QUERIES = {
     "one token for all": ({"query": zeros(1, 4, D).expand(T, 4, D)}, ["(3, 4, 32)", "(0, 32, 1)"]),
     "a sliding window": ({"query": zeros(9 * D).as_strided((T, 4, D), (D, D, 1))}, ["(32, 32, 1)"]),
     "query elsewhere": ({"query": zeros(T, 4, D, where="meta")}, ["query is on meta", str(DEVICE)]),
-    "no queries": ({"query": zeros(0, 4, D), "query_start_loc": int32(0, 0, 0)}, ["0 queries of 2 sequences"]),
+    "no queries": (
+        {"query": zeros(0, 4, D), "query_start_loc": int32(0, 0, 0)},
+        ["query has 0 rows", "block_table has 2"],
+    ),
     "no sequences": (
         {
             "query": zeros(0, 4, D),
@@ -152,14 +156,14 @@ WRONG_QUERIES = {
             "seq_lens": int32(),
             "query_start_loc": int32(0),
         },
-        ["0 queries of 0 sequences"],
+        ["query has 0 rows", "block_table has 0"],
     ),
     "a block behind the last": ({"block_table": int32([2, 4], [3, -1])}, ["sequence 0", "block 4", "0 to 3"]),
     "a negative block": ({"block_table": int32([2, 1], [-1, 0])}, ["sequence 1", "block -1", "0 to 3"]),
-    "a table too short": ({"block_table": int32([2], [3])}, ["9 tokens", "needs 2 blocks", "holds 1"]),
-    "one row too few": ({"block_table": int32([2, 1])}, ["1 rows", "1 seq_lens", "2 query_start_loc", "not 2 and 3"]),
-    "one length too many": ({"seq_lens": int32(9, 8, 1)}, ["2 rows", "2 seq_lens", "not 3 and 3"]),
-    "one start too few": ({"query_start_loc": int32(0, 3)}, ["3 query_start_loc", "not 2 and 2"]),
+    "a table too short": ({"block_table": int32([2], [3])}, ["9 tokens", "needs 2 blocks", "has 1"]),
+    "one row too few": ({"block_table": int32([2, 1])}, ["(1, 2)", "shape (1,)", "shape (2,)", "not (2,) and (3,)"]),
+    "one length too many": ({"seq_lens": int32(9, 8, 1)}, ["(2, 2)", "shape (2,)", "not (3,) and (3,)"]),
+    "one start too few": ({"query_start_loc": int32(0, 3)}, ["shape (3,)", "not (2,) and (2,)"]),
     "queries that no sequence owns": ({"query_start_loc": int32(0, 1, 2)}, ["3 queries", "0 to 2"]),
     "queries behind the last": ({"query_start_loc": int32(0, 1, 4)}, ["3 queries", "0 to 4"]),
     "the first query left out": ({"query_start_loc": int32(1, 2, 3)}, ["3 queries", "1 to 3"]),
@@ -192,12 +196,12 @@ WRONG_QUERIES = {
 }
 
 
-def missing(said: str, numbers: list[str]) -> list[str]:
-    return [number for number in numbers if number not in said]
+def missing(message: str, words: list[str]) -> list[str]:
+    return [word for word in words if word not in message]
 
 
-def test_what_is_right_is_served():
-    """The arguments that every other test here spoils in one point."""
+def test_right_arguments_are_served():
+    """The other tests of this file change one of these arguments."""
     cache, arguments = writing()
     write_kv(**arguments)
     assert int((cache.storages[0] != SENTINEL).sum()) > 0
@@ -230,10 +234,10 @@ def test_a_wrong_view(case, launch, made):
 @pytest.mark.parametrize("launch, made", [(write_kv, writing), (paged_attention, attending)], ids=["write", "attend"])
 @pytest.mark.parametrize("given", [("k_scale_cache", "v_scale_cache"), ("k_scale_cache",), ("v_scale_cache",)])
 @pytest.mark.parametrize("mode", ["bfloat16", "fp8"])
-def test_scale_views_that_a_mode_has_no_use_for(mode, given, launch, made):
+def test_scale_views_in_a_mode_without_scales(mode, given, launch, made):
     cache, arguments = made(mode)
-    said = refusal(launch, cache, arguments | {name: zeros(B, N, H) for name in given})
-    assert missing(said, [f"mode {mode} has no scales"]) == []
+    message = refusal(launch, cache, arguments | {name: zeros(B, N, H) for name in given})
+    assert missing(message, [f"mode {mode} has no scales"]) == []
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -241,14 +245,14 @@ def test_a_cache_of_the_wrong_dtype(mode):
     right = torch.bfloat16 if mode == "bfloat16" else torch.uint8
     for dtype in {torch.bfloat16, torch.uint8, torch.int8, torch.float8_e4m3fn} - {right}:
         cache, arguments = writing(mode)
-        said = refusal(write_kv, cache, arguments | {"kv_cache": zeros(B, 2, N, H, D, dtype=dtype)})
-        assert missing(said, [mode, str(right), str(dtype)]) == []
+        message = refusal(write_kv, cache, arguments | {"kv_cache": zeros(B, 2, N, H, D, dtype=dtype)})
+        assert missing(message, [mode, str(right), str(dtype)]) == []
 
 
 def test_int4_needs_an_even_head_size():
     cache, arguments = writing("int4_per_token_head")
     odd = {"key": zeros(T, H, 33), "value": zeros(T, H, 33)}
-    assert missing(refusal(write_kv, cache, arguments | odd), ["head_size 33", "even"]) == []
+    assert missing(refusal(write_kv, cache, arguments | odd), ["multiple of 2, not 33"]) == []
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -267,7 +271,7 @@ def test_no_tokens_write_nothing(mode):
 
 
 def test_queries_of_any_order_without_overlap_are_served():
-    """Slices of a fused projection, and heads outside tokens: their strides are not dense, and no two meet."""
+    """Slices of a fused projection, and heads outside tokens: the strides are not dense, but no elements overlap."""
     _, arguments = attending()
     drawn = torch.randn(T, 2 * H, D, generator=torch.Generator().manual_seed(0)).to(DEVICE)
     fused = zeros(T, 3 * 2 * H, D)[:, 2 * H : 4 * H]
@@ -283,3 +287,27 @@ def test_queries_of_any_order_without_overlap_are_served():
 def cache_views(arguments: dict) -> dict:
     names = ("kv_cache", "kv_cache_dtype", "k_scale_cache", "v_scale_cache")
     return {name: arguments[name] for name in names}
+
+
+@pytest.mark.parametrize("launch, made", [(write_kv, writing), (paged_attention, attending)], ids=["write", "attend"])
+def test_meta_tensors_are_refused_in_one_sentence(launch, made):
+    _, arguments = made()
+    meta = {name: given.to("meta") if torch.is_tensor(given) else given for name, given in arguments.items()}
+    with pytest.raises(ValueError) as caught:
+        launch(**meta)
+    assert str(caught.value) == "kv_cache is a meta tensor, which has no memory: allocate it on the CPU or on a GPU"
+
+
+@pytest.mark.parametrize("kind", [int, np.int64, np.int32])
+def test_lengths_may_be_numpy_integers(kind):
+    _, arguments = attending()
+    write_kv(**{**writing()[1], **cache_views(arguments)})
+    got = paged_attention(**arguments, max_query_len=kind(2), max_seq_len=kind(9))
+    assert torch.equal(got, paged_attention(**arguments))
+
+
+@pytest.mark.parametrize("length", [0, -1, 1.5, True, "9"])
+def test_lengths_that_cannot_be(length):
+    cache, arguments = attending()
+    message = refusal(paged_attention, cache, {**arguments, "max_query_len": 1, "max_seq_len": length})
+    assert message == f"max_seq_len must be an integer of at least 1, not {length!r}"

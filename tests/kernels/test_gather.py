@@ -1,5 +1,6 @@
-"""Blocks in pieces into a staging buffer and back, through the kernel."""
+"""Test that the kernel copies blocks in pieces into a staging buffer and back."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -20,7 +21,7 @@ def int64(*numbers):
 
 @pytest.mark.parametrize("unit", [1, 2, 4, 8, 16, 48])
 def test_blocks_in_pieces_of_several_storages_come_and_go(unit):
-    """Blocks of one, two and three pieces, asked for out of order and one of them not at all."""
+    """The blocks have one, two or three pieces; three of the four blocks are copied, in another order."""
     storages = buffers(100 * unit, 64 * unit, 1000 * unit)
     pieces_of = [
         [(2, 10, 700, 0), (0, 0, 1, 690), (1, 3, 64, 700)],
@@ -46,18 +47,19 @@ def test_blocks_in_pieces_of_several_storages_come_and_go(unit):
 
 
 @pytest.mark.parametrize(
-    ("pieces", "said"),
+    ("pieces", "message"),
     [
-        ([], "a block without pieces"),
-        ([(0, 4, 4, 0)], "bytes 4 to 4 are no stretch of storage 0, which has 64"),
+        ([], "a block has no pieces"),
+        ([(0, 4, 4, 0)], "bytes 4 to 4 does not lie in storage 0, which has 64 bytes"),
         ([(0, 60, 65, 0)], "bytes 60 to 65"),
         ([(0, -1, 5, 0)], "bytes -1 to 5"),
-        ([(0, 0, 8, 0), (0, 8, 16, 7)], "two pieces lie on byte 7"),
-        ([(0, 0, 32, 1)], "reach byte 33 of a gathered block, which has 32"),
+        ([(0, 0, 8, -1)], "a piece goes to byte -1"),
+        ([(0, 0, 8, 0), (0, 8, 16, 7)], "two pieces go to byte 7"),
+        ([(0, 0, 32, 1)], "reach byte 33 of a gathered block, but it has 32 bytes"),
     ],
 )
-def test_tables_that_cannot_be(pieces, said):
-    with pytest.raises(ValueError, match=said):
+def test_tables_that_cannot_be(pieces, message):
+    with pytest.raises(ValueError, match=message):
         BlockGatherer(buffers(64), [pieces], 32)
 
 
@@ -69,7 +71,7 @@ def test_stages_and_blocks_that_do_not_fit():
             gatherer.gather(int64(0), stage.to(DEVICE) if stage.is_contiguous() else stage)
     one = torch.zeros(1, 32, dtype=torch.uint8, device=DEVICE)
     for blocks in (int64(0, 0), int64(0).int()):
-        with pytest.raises(ValueError, match="do not fit a stage"):
+        with pytest.raises(ValueError, match="do not fit into a stage"):
             gatherer.gather(blocks, one)
 
 
@@ -82,17 +84,17 @@ def test_pieces_larger_than_one_program():
 
 
 @pytest.mark.parametrize(
-    ("blocks", "said"),
+    ("blocks", "message"),
     [
-        ([0, 2], "not all among the cache's 0 to 1"),
-        ([-1, 0], r"blocks \[-1, 0\] are not all"),
+        ([0, 2], r"does not have blocks \[2\]: its blocks are 0 to 1"),
+        ([-1, 0], r"does not have blocks \[-1\]"),
     ],
 )
-def test_blocks_that_the_cache_does_not_have(blocks, said):
+def test_blocks_that_the_cache_does_not_have(blocks, message):
     gatherer = BlockGatherer(buffers(64), [[(0, 0, 32, 0)], [(0, 32, 64, 0)]], 32)
     stage = torch.zeros(2, 32, dtype=torch.uint8, device=DEVICE)
     for move in (gatherer.gather, gatherer.scatter):
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             move(int64(*blocks), stage)
 
 
@@ -108,5 +110,21 @@ def test_a_piece_of_too_many_parts_is_refused(monkeypatch):
     gatherer = BlockGatherer(buffers(70_001), [[(0, 1, 70_000, 0)]], 70_001)
     monkeypatch.setattr("kvviz.kernels.gather.LARGEST_TENSOR", 1)
     monkeypatch.setattr("kvviz.kernels.gather.GPU_BYTES", 1)
-    with pytest.raises(ValueError, match="a piece of 69999 bytes is 69999 parts .* at most 65535 bytes"):
+    with pytest.raises(ValueError, match="a piece of 69999 bytes needs 69999 programs, .* at most 65535 bytes"):
         gatherer.gather(int64(0), torch.zeros(1, 70_001, dtype=torch.uint8, device=DEVICE))
+
+
+def test_meta_tensors_are_refused():
+    meta = torch.zeros(64, dtype=torch.uint8, device="meta")
+    with pytest.raises(ValueError, match="storage 0 is a meta tensor, which has no memory"):
+        BlockGatherer([meta], [[(0, 0, 32, 0)]], 32)
+    gatherer = BlockGatherer(buffers(64), [[(0, 0, 32, 0)]], 32)
+    with pytest.raises(ValueError, match="stage is on meta"):
+        gatherer.gather(int64(0), torch.zeros(1, 32, dtype=torch.uint8, device="meta"))
+
+
+def test_numbers_may_be_numpy_integers():
+    storages, pieces = buffers(64), [[tuple(np.array([0, 8, 24, 16]))]]
+    stage = torch.zeros(1, 32, dtype=torch.uint8, device=DEVICE)
+    BlockGatherer(storages, pieces, np.int64(32)).gather(int64(0), stage)
+    assert torch.equal(stage[0, 16:], storages[0][8:24]) and not stage[0, :16].any()

@@ -1,62 +1,58 @@
-"""The choice between GPU and interpreter: in fresh processes where the order of imports matters."""
+"""Test how the runtime (GPU or interpreter) is chosen. If the order of imports matters, a test starts a new process."""
 
 import importlib.util
-import os
-import subprocess
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from kvviz.kernels import runtime
+from tests.processes import run_python
 
-ROOT = Path(__file__).parents[2]
 NO_GPU = "import torch; torch.cuda.is_available = lambda: False\n"
 A_GPU = (
     "import torch; torch.cuda.is_available = lambda: True\n"
     "torch.cuda.mem_get_info = lambda device=None: (1 << 30, 8 << 30)\n"
 )
 A_FULL_GPU = A_GPU + "torch.cuda.mem_get_info = lambda device=None: ((1 << 30) - 1, 8 << 30)\n"
-ASK = "from kvviz.engine import mode; print(runtime.prepare())\n"
-TELL = "import os; print(os.environ.get('TRITON_INTERPRET'))\n"
+PREPARE = "from kvviz.kernels import runtime; print(runtime.prepare())\n"
+VARIABLE = "import os; print(os.environ.get('TRITON_INTERPRET'))\n"
 KERNEL = """
-from kvviz.kernels.codec import MODE, INTERPRETED
-from kvviz.engine import write
-print(MODE, INTERPRETED.value, type(write._write_kernel).__name__)
+from kvviz.kernels.codec import RUNTIME, INTERPRETED
+from kvviz.kernels import write
+print(RUNTIME, INTERPRETED.value, type(write._write_kernel).__name__)
 """
 
 
-def python(source: str, **variables: str) -> subprocess.CompletedProcess:
-    """Run a program in a process of its own, in which TRITON_INTERPRET is unset unless it is given."""
-    kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-c", source]
-    return subprocess.run(command, cwd=ROOT, env={**kept, **variables}, capture_output=True, text=True, timeout=120)
-
-
-def said(source: str, **variables: str) -> list[str]:
-    done = python(source, **variables)
+def printed(source: str, **variables: str) -> list[str]:
+    done = run_python(source, **variables)
     assert done.returncode == 0, done.stderr
     return done.stdout.split()
 
 
 def test_without_a_gpu_the_interpreter_is_switched_on():
-    told = said(NO_GPU + ASK + TELL + KERNEL + ASK)
-    assert told == ["interpreter", "1", "interpreter", "True", "InterpretedFunction", "interpreter"]
+    words = printed(NO_GPU + PREPARE + VARIABLE + KERNEL + PREPARE)
+    assert words == ["interpreter", "1", "interpreter", "True", "InterpretedFunction", "interpreter"]
 
 
 def test_with_a_gpu_nothing_is_set():
-    assert said(A_GPU + ASK + TELL + KERNEL + ASK) == ["gpu", "None", "gpu", "False", "JITFunction", "gpu"]
+    assert printed(A_GPU + PREPARE + VARIABLE + KERNEL + PREPARE) == [
+        "gpu",
+        "None",
+        "gpu",
+        "False",
+        "JITFunction",
+        "gpu",
+    ]
 
 
-def test_the_variable_keeps_the_interpreter_beside_a_gpu():
-    told = said(A_GPU + ASK + TELL + KERNEL, TRITON_INTERPRET="1")
-    assert told == ["interpreter", "1", "interpreter", "True", "InterpretedFunction"]
+def test_the_variable_chooses_the_interpreter_on_a_machine_with_a_gpu():
+    words = printed(A_GPU + PREPARE + VARIABLE + KERNEL, TRITON_INTERPRET="1")
+    assert words == ["interpreter", "1", "interpreter", "True", "InterpretedFunction"]
 
 
-def test_beside_a_full_gpu_the_interpreter_runs_and_a_sentence_says_why_once():
-    done = python(A_FULL_GPU + ASK + TELL + KERNEL + ASK)
+def test_with_a_full_gpu_the_interpreter_is_chosen_and_one_line_says_why():
+    done = run_python(A_FULL_GPU + PREPARE + VARIABLE + KERNEL + PREPARE)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["interpreter", "1", "interpreter", "True", "InterpretedFunction", "interpreter"]
     assert done.stderr.count("\n") == 1
@@ -73,72 +69,69 @@ torch.cuda.mem_get_info = fails
 
 @pytest.mark.parametrize("error", ["AcceleratorError", "OutOfMemoryError"])
 def test_a_gpu_without_room_for_a_context_is_full_too(error):
-    done = python(A_GPU + NO_CONTEXT.format(error=error, text="out of memory") + ASK)
+    done = run_python(A_GPU + NO_CONTEXT.format(error=error, text="out of memory") + PREPARE)
     assert done.stdout.split() == ["interpreter"] and "no MiB free even for a CUDA context" in done.stderr
 
 
-def test_a_gpu_that_is_broken_is_not_taken_for_full():
-    done = python(A_GPU + NO_CONTEXT.format(error="AcceleratorError", text="unspecified launch failure") + ASK)
+def test_an_error_of_a_broken_gpu_is_raised():
+    done = run_python(A_GPU + NO_CONTEXT.format(error="AcceleratorError", text="unspecified launch failure") + PREPARE)
     assert done.returncode == 1 and done.stderr.strip().endswith("unspecified launch failure")
 
 
-def test_a_gpu_that_is_filled_by_this_process_is_kept():
+def test_a_gpu_that_this_process_fills_stays_chosen():
     filled = "torch.cuda.mem_get_info = lambda device=None: (0, 8 << 30)\n"
-    assert said(A_GPU + ASK + filled + ASK) == ["gpu", "gpu"]
+    assert printed(A_GPU + PREPARE + filled + PREPARE) == ["gpu", "gpu"]
 
 
 def test_a_gpu_that_is_required_and_full_is_an_error():
-    done = python(A_FULL_GPU + ASK, KVVIZ_REQUIRE_GPU="1")
+    done = run_python(A_FULL_GPU + PREPARE, KVVIZ_REQUIRE_GPU="1")
     assert done.returncode == 1 and not done.stdout
     assert done.stderr.strip().splitlines()[-1].startswith("RuntimeError: The GPU is full: 1,023 of its 8,192 MiB")
 
 
-def test_the_interpreter_that_was_asked_for_leaves_the_gpu_alone():
-    done = python(A_GPU + NO_CONTEXT.format(error="AcceleratorError", text="touched") + ASK, TRITON_INTERPRET="1")
+def test_a_requested_interpreter_does_not_touch_the_gpu():
+    done = run_python(
+        A_GPU + NO_CONTEXT.format(error="AcceleratorError", text="touched") + PREPARE, TRITON_INTERPRET="1"
+    )
     assert (done.stdout.split(), done.stderr) == (["interpreter"], "")
 
 
+SET = "import os; os.environ['TRITON_INTERPRET'] = '1'\n"
+UNSET = "import os; del os.environ['TRITON_INTERPRET']\n"
+
+
 @pytest.mark.parametrize(
-    ("source", "words"),
+    ("source", "imported", "needed", "value"),
     [
-        (NO_GPU + "import triton\n" + ASK, ["for the gpu", "needs the interpreter", "TRITON_INTERPRET=None"]),
-        (
-            NO_GPU + "import triton, os; os.environ['TRITON_INTERPRET'] = '1'\n" + ASK,
-            ["for the gpu", "needs the interpreter", "TRITON_INTERPRET='1'", "too late"],
-        ),
-        (
-            A_GPU + "import triton, os; os.environ['TRITON_INTERPRET'] = '1'\n" + ASK,
-            ["for the gpu", "needs the interpreter", "TRITON_INTERPRET='1'", "too late"],
-        ),
-        (
-            A_GPU + "import os; os.environ['TRITON_INTERPRET'] = '1'\nimport triton\n"
-            "del os.environ['TRITON_INTERPRET']\n" + ASK,
-            ["for the interpreter", "needs the gpu", "TRITON_INTERPRET=None"],
-        ),
-        (
-            NO_GPU + ASK + "import triton, os; del os.environ['TRITON_INTERPRET']\n" + ASK,
-            ["for the interpreter", "needs the interpreter", "TRITON_INTERPRET=None"],
-        ),
+        (NO_GPU + "import triton\n" + PREPARE, "gpu", "interpreter", "None"),
+        (NO_GPU + "import triton\n" + SET + PREPARE, "gpu", "interpreter", "'1'"),
+        (A_GPU + "import triton\n" + SET + PREPARE, "gpu", "interpreter", "'1'"),
+        (A_GPU + SET + "import triton\n" + UNSET + PREPARE, "interpreter", "gpu", "None"),
+        (NO_GPU + PREPARE + "import triton\n" + UNSET + PREPARE, "interpreter", "interpreter", "None"),
     ],
-    ids=["imported first", "set after the import", "set beside a GPU", "unset again", "unset behind our back"],
-)  # fmt: skip
-def test_a_triton_that_was_imported_for_something_else_asks_for_a_restart(source, words):
-    done = python(source)
+    ids=["imported first", "set after the import", "set beside a GPU", "unset after the import", "unset after prepare"],
+)
+def test_a_triton_imported_for_another_runtime_asks_for_a_restart(source, imported, needed, value):
+    done = run_python(source)
     last = done.stderr.strip().splitlines()[-1]
-    assert done.returncode == 1 and last.startswith("RuntimeError: Triton was imported for the")
-    assert [word for word in [*words, "restart the kernel"] if word not in last] == []
+    assert done.returncode == 1
+    assert last.startswith(
+        f"RuntimeError: Triton was imported for the runtime '{imported}', but this process needs the runtime "
+        f"'{needed}' (TRITON_INTERPRET={value}). Triton reads this variable only when it is imported."
+    )
+    assert last.endswith("restart the kernel (or the process) and run the first cell again.")
 
 
-def test_asking_twice_gives_the_same_answer():
+def test_a_second_call_returns_the_same_runtime():
     assert runtime.prepare() == runtime.prepare()
     assert runtime.device().type == {"gpu": "cuda", "interpreter": "cpu"}[runtime.prepare()]
 
 
 @pytest.mark.parametrize("value", ["1", "true", "TRUE", "on", "yes", "Y"])
-def test_every_yes_of_triton_is_a_yes(monkeypatch, value):
+def test_every_value_that_triton_takes_for_yes(monkeypatch, value):
     monkeypatch.setenv("TRITON_INTERPRET", value)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert runtime._wanted() == "interpreter"
+    assert runtime._choose() == "interpreter"
 
 
 @pytest.mark.parametrize("value", ["0", "false", "off", "no", ""])
@@ -146,10 +139,10 @@ def test_any_other_value_leaves_the_gpu(monkeypatch, value):
     monkeypatch.setenv("TRITON_INTERPRET", value)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(runtime, "full", lambda: "")
-    assert runtime._wanted() == "gpu"
+    assert runtime._choose() == "gpu"
 
 
-def test_an_absent_triton_is_a_sentence(monkeypatch):
+def test_a_missing_triton_raises_with_instructions(monkeypatch):
     true_find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "triton" else true_find(name))
     with pytest.raises(ImportError) as caught:
@@ -158,7 +151,7 @@ def test_an_absent_triton_is_a_sentence(monkeypatch):
     assert "Windows and macOS" in str(caught.value)
 
 
-def test_an_absent_triton_stops_the_engine_and_not_the_memory():
+def test_without_triton_the_cache_works_and_the_kernels_raise():
     block = (
         "import sys, importlib.abc\n"
         "class Block(importlib.abc.MetaPathFinder):\n"
@@ -172,22 +165,30 @@ def test_an_absent_triton_stops_the_engine_and_not_the_memory():
         "sys.meta_path.insert(0, Block())\n"
         "print(len(buffers.allocate(CacheSpec(1, 1, 1, 1, 8), 'NHD').kv_caches), flush=True)\n"
     )
-    done = python(block + "import kvviz.kernels.write\n")
+    done = run_python(block + "import kvviz.kernels.write\n")
     assert done.returncode == 1 and done.stdout.split() == ["1"]
     assert done.stderr.strip().splitlines()[-1].startswith("ImportError: Triton is not installed")
 
 
 @pytest.mark.parametrize("kind", ["AMD", "Intel"])
-@pytest.mark.parametrize("asked", [False, True])
-def test_a_gpu_of_another_maker_is_refused_unless_the_interpreter_is_asked_for(monkeypatch, kind, asked):
+@pytest.mark.parametrize("requested", [False, True])
+def test_a_gpu_that_is_not_nvidias_is_refused_unless_the_interpreter_is_requested(monkeypatch, kind, requested):
     if kind == "AMD":
         monkeypatch.setattr(torch.version, "hip", "6.4.43482")
     else:
         monkeypatch.setattr(torch, "xpu", SimpleNamespace(is_available=lambda: True))
-    monkeypatch.setenv("TRITON_INTERPRET", "1" if asked else "0")
+    monkeypatch.setenv("TRITON_INTERPRET", "1" if requested else "0")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    if asked:
-        assert runtime._wanted() == "interpreter"
+    if requested:
+        assert runtime._choose() == "interpreter"
     else:
         with pytest.raises(RuntimeError, match="not NVIDIA's.*Set TRITON_INTERPRET=1 before starting Python"):
             runtime.prepare()
+
+
+def test_processes_do_not_inherit_the_variables_of_the_caller(monkeypatch):
+    for name, value in (("KVVIZ_REQUIRE_GPU", "1"), ("TRITON_INTERPRET", "1"), ("KVVIZ_CACHE", "/nonexistent")):
+        monkeypatch.setenv(name, value)
+    source = "import os; print(*(name for name in os.environ if name.startswith(('KVVIZ_', 'TRITON_'))))"
+    assert printed(source) == [] and printed(source, TRITON_DEBUG="0") == ["TRITON_DEBUG"]
+    assert printed(A_FULL_GPU + PREPARE) == ["interpreter"]

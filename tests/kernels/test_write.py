@@ -1,7 +1,8 @@
-"""write_kv against the golden bytes, the torch reference, and a sentinel-filled buffer."""
+"""Test write_kv against the golden bytes, against the torch reference, and in a buffer filled with a sentinel."""
 
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -16,11 +17,11 @@ from tests.golden import CACHE_BYTES
 from tests.kernels.reference import write_reference
 
 DEVICE = device()
-SCALED = tuple(mode for mode in MODES if "per_token_head" in mode)
+SCALED = tuple(name for name, mode in MODES.items() if mode.is_per_token_head)
 
 
 def views(cache, carve="strides"):
-    """Per layer: the keyword arguments that name its scale views."""
+    """Return the keyword arguments for the scale views of each layer."""
     if not cache.spec.is_per_token_head:
         return [{} for _ in cache.kv_caches]
     return [{"k_scale_cache": k, "v_scale_cache": v} for k, v in cache.carve_scales(carve)]
@@ -51,7 +52,7 @@ def test_golden_bytes(mode, heads, head_size):
     written = golden_words != 0
     assert torch.equal(words != 0, written)
     error = ((words - golden_words).abs() / golden_words.abs())[written].max().item()
-    if mode != "int4_per_token_head":
+    if not MODES[mode].has_zero_point:
         assert changed <= 1e-3 and error <= 1.2e-7
         return
     assert changed <= 4e-3
@@ -65,7 +66,7 @@ def test_golden_bytes(mode, heads, head_size):
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("mode", MODES)
 def test_every_layout_holds_the_reference_bytes(mode, layout, tail):
-    """Shape-carved views too, where cells have a tail: without one the programs of a launch race on a GPU."""
+    """Views carved from the shape are tested with a tail only. Without it, the programs of a launch race on a GPU."""
     spec = CacheSpec(3, 4, 8, 3, 64, mode, tail=tail)
     carve = "shape" if LAYOUTS[layout].packing == "split" and tail else "strides"
     slot, program = slots(5, 12, 13, -1, 31, 0, 22), Program(1, 1) if tail else Program()
@@ -113,7 +114,7 @@ def test_the_shape_of_a_launch_does_not_change_the_bytes(program, mode):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("layout", ["cross-layer NHD", "BHLNC", "LBHNC"])
 def test_only_the_cells_of_the_slots_change(mode, layout):
-    """Two runs over 0x00 and 0xFF find every byte reached: the slots' data and scales, and nothing else."""
+    """Write into a buffer of 0x00 and one of 0xFF: all bytes of the slots' cells change, and no other bytes."""
     spec = CacheSpec(2, 3, 4, 2, 32, mode)
     slot = slots(1, 6, 11)
     key, value = tokens(3, 2, 32)
@@ -172,7 +173,7 @@ def test_more_tokens_than_one_program_can_hold():
 
 
 @pytest.mark.parametrize(
-    ("sizes", "said"),
+    ("sizes", "message"),
     [
         ({"tokens": -1}, "tokens of a program must be an integer of at least 1, not -1"),
         ({"heads": 0}, "heads of a program must be an integer of at least 1, not 0"),
@@ -182,11 +183,21 @@ def test_more_tokens_than_one_program_can_hold():
         ({"warps": 3}, "warps of a program must be a power of two of at least 1, not 3"),
     ],
 )
-def test_programs_that_cannot_be(sizes, said):
+def test_programs_that_cannot_be(sizes, message):
     cache = allocate(CacheSpec(1, 1, 4, 2, 32, "bfloat16"), "NHD", DEVICE)
     key, value = tokens(2, 2, 32)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         write_kv(key, value, cache.kv_caches[0], slots(0, 1), "bfloat16", program=Program(**sizes))
+
+
+def test_sizes_of_a_program_may_be_numpy_integers():
+    spec = CacheSpec(1, 1, 8, 2, 32, "int8_per_token_head")
+    key, value = tokens(5, 2, 32)
+    caches = [allocate(spec, "NHD", DEVICE) for _ in range(2)]
+    for cache, program in zip(caches, (Program(), Program(*np.array([2, 1, 8, 1]))), strict=True):
+        write_kv(key, value, cache.kv_caches[0], slots(3, -1, 7, 0, 5), spec.kv_cache_dtype, **views(cache)[0],
+                 program=program)  # fmt: skip
+    assert torch.equal(caches[0].storages[0], caches[1].storages[0])
 
 
 def test_slots_that_were_checked_give_the_same_bytes():
@@ -207,8 +218,8 @@ def test_subnormal_bfloat16_is_kept():
     assert torch.equal(cache.kv_caches[0][0, 0, 0].view(torch.int16).cpu(), bits[0])
 
 
-def test_threads_take_turns():
-    """The interpreter keeps a program's place in globals; several threads must still give the right bytes."""
+def test_several_threads_write_the_right_bytes():
+    """The interpreter keeps the position of a program in global variables, so launches must wait for each other."""
     spec = CacheSpec(1, 2, 8, 2, 32, "int8_per_token_head")
     key, value = tokens(12, 2, 32)
     slot = slots(*range(12))
@@ -233,9 +244,9 @@ def test_padding_of_any_negative_slot_writes_nothing(slot):
 
 @pytest.mark.parametrize("program", [Program(), Program(1, wide=256, warps=4, aligned=False)])
 @pytest.mark.parametrize(("head_size", "shift"), [(72, 0), (128, 0), (128, 1), (128, 2)])
-@pytest.mark.parametrize("mode", ["int8_per_token_head", "fp8_per_token_head", "int4_per_token_head"])
+@pytest.mark.parametrize("mode", SCALED)
 def test_a_poisoned_cell_leaves_its_neighbours_alone(mode, head_size, shift, program):
-    """However rows lie in the threads: where addresses are odd, registers hold neighbours of several rows."""
+    """Test several ways to spread rows over threads: at odd addresses, one register holds elements of several rows."""
     key, value = torch.randn(2, 3, 8, head_size + shift, generator=torch.Generator().manual_seed(5)).to(torch.bfloat16)
     key, value = (x[..., shift:].to(DEVICE) if not shift else x.to(DEVICE)[..., shift:] for x in (key, value))
     key[0, 0, 0] = key[1, 3, 5] = value[2, 7, head_size - 1] = float("nan")
