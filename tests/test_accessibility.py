@@ -1,4 +1,4 @@
-"""Pages for everybody: axe finds nothing, Tab reaches everything, and no page is wider than a telephone.
+"""Pages for all readers: axe finds no fault, Tab reaches every control, and no page is wider than a phone.
 
 The pages hold every kind of content that a report has.
 """
@@ -65,11 +65,11 @@ COLOURS = "".join(f"\x1b[{code}mcolour {code}\x1b[0m " for code in (31, 32, 33, 
 
 
 def cache() -> tuple[KVCache, ByteMap]:
-    """A small cache with scales in the wrong places, and the map of it."""
+    """Return a small cache with misplaced scales, and its map."""
     held = allocate(CacheSpec(3, 3, 2, 2, 16, "int8_per_token_head"), "cross-layer NHD", "cpu")
     held.storages[0].copy_(torch.arange(held.storages[0].numel(), dtype=torch.uint8))
-    claims = held.writers(held.carve_scales("shape"))
-    return held, byte_map(held.owners(), claims, values=held.storages[0], kv_cache_dtype="int8_per_token_head")
+    writers = held.writers(held.carve_scales("shape"))
+    return held, byte_map(held.owners(), writers, values=held.storages[0], kv_cache_dtype="int8_per_token_head")
 
 
 def lesson() -> str:
@@ -125,8 +125,8 @@ def index() -> str:
 
 def audited() -> str:
     held, _ = cache()
-    claims = held.writers(held.carve_scales("shape"))
-    return render_html(audit_scales(held.owners(), claims), held.owners(), claims, "some_views.json")
+    writers = held.writers(held.carve_scales("shape"))
+    return render_html(audit_scales(held.owners(), writers), held.owners(), writers, "some_views.json")
 
 
 PAGES = {"lesson": lesson, "index": index, "audit": audited}
@@ -174,13 +174,13 @@ def visit(chromium, files):
 @pytest.mark.parametrize("name", PAGES)
 def test_axe_finds_nothing(visit, axe, name, scheme, width):
     found = axe.run(visit(name, width, scheme)).response["violations"]
-    told = [(rule["id"], rule["impact"], node["html"][:120], node["any"]) for rule in found for node in rule["nodes"]]
-    assert told == []
+    faults = [(rule["id"], rule["impact"], node["html"][:120], node["any"]) for rule in found for node in rule["nodes"]]
+    assert faults == []
 
 
 @pytest.mark.browser
 def test_axe_would_find_something(chromium, axe):
-    """The check can fail: a picture without words, grey on grey, a heading too deep, a region that Tab misses."""
+    """Check that axe can fail: picture without alt text, low contrast, heading too deep, scroll region without Tab."""
     opened = chromium.new_page()
     opened.set_content(
         "<html lang=en><title>t</title><main><h1>a</h1><h4>b</h4><img src='data:,'><p style='color:#aaa'>grey</p>"
@@ -207,7 +207,7 @@ STUCK = """() => [...document.querySelectorAll('main *')].filter(part => {
 
 @pytest.mark.browser
 @pytest.mark.parametrize("name", PAGES)
-def test_tab_reaches_everything_in_order_and_shows_where_it_is(visit, name):
+def test_tab_reaches_every_control_in_order_and_shows_the_focus(visit, name):
     opened = visit(name, 390)
     number = opened.evaluate(f"({STOPS})().length")
     reached = []
@@ -219,7 +219,7 @@ def test_tab_reaches_everything_in_order_and_shows_where_it_is(visit, name):
 
 
 @pytest.mark.browser
-def test_what_does_not_scroll_is_no_stop(visit):
+def test_tab_skips_code_that_does_not_scroll(visit):
     opened = visit("lesson")
     stops = opened.evaluate("() => [...document.querySelectorAll('.jp-InputArea-editor')].map(part => part.tabIndex)")
     assert stops == [0, -1]  # the long code, and `1`
@@ -241,14 +241,14 @@ def test_keys_skip_the_contents_scroll_code_and_open_hints(visit):
 
 @pytest.mark.browser
 @pytest.mark.parametrize("name", PAGES)
-def test_no_page_is_wider_than_a_telephone(visit, name):
+def test_no_page_is_wider_than_a_phone(visit, name):
     opened = visit(name, 390)
     assert opened.evaluate("document.documentElement.scrollWidth") <= 390
     cut = "() => [...document.querySelectorAll('main *')].filter(part => part.getBoundingClientRect().left < -1).length"
     assert opened.evaluate(cut) == 0
 
 
-def test_every_picture_says_what_it_shows():
+def test_every_picture_has_an_alt_text():
     pictures = [tag for name in PAGES for tag in re.findall(r"<img [^>]*>", PAGES[name]())]
     alts = [re.search(r'alt="([^"]*)"', tag)[1] for tag in pictures]
     assert len(alts) >= 6 and all(len(alt) > 20 for alt in alts)

@@ -1,4 +1,4 @@
-"""Interactive maps in a real JupyterLab: live, reopened, not trusted, in a view of their own, exported."""
+"""Interactive maps in a real JupyterLab: just run, reopened, not trusted, in a view of their own, exported."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from nbformat.v4 import new_code_cell, new_notebook
 
 from kvviz.report.page import Frame, render_page
 from kvviz.show.describe import describe
-from tests.show.hands import MAPS, ask, canvas, hover, place, said, tips
+from tests.show.hands import MAPS, ask, canvas, hover, place, selected_lines, tips
 from tests.show.test_live_map import story
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
@@ -32,13 +32,13 @@ EXPLORER = (
 )
 NO_NEWS = {"disabledExtensions": {"@jupyterlab/apputils-extension:announcements": True}}
 PANEL = "[...window.jupyterapp.shell.widgets('main')].find(one => one.context && one.content.widgets)"
-"""The notebook that is open."""
+"""The open notebook."""
 
 WAIT_MS = 60_000
 
 
 class Lab:
-    """A JupyterLab of its own: nothing of the user's, a folder for notebooks, a page for each visit."""
+    """A JupyterLab server with empty settings, a folder for notebooks, and a new browser page for each visit."""
 
     def __init__(self, folder: Path, chromium) -> None:
         self.folder, self.notebooks, self.chromium = folder, folder / "notebooks", chromium
@@ -94,7 +94,7 @@ class Lab:
         self.log.close()
 
     def ask(self, path: str, method: str = "GET"):
-        """What the server's API answers."""
+        """Return the answer of the server's API."""
         headers = {"Authorization": f"token {self.token}"}
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}/api/{path}", headers=headers, method=method)
         with urllib.request.urlopen(request, timeout=20) as answer:
@@ -107,7 +107,7 @@ class Lab:
         return path
 
     def open(self, name: str, width: int = 1280):
-        """The notebook in a fresh browser; what it throws is in ``page.errors``."""
+        """Open a notebook in a new browser context. ``page.errors`` lists the errors of its scripts."""
         context = self.chromium.new_context(viewport={"width": width, "height": 900})
         self.contexts.append(context)
         page = context.new_page()
@@ -127,7 +127,7 @@ def command(page, name: str, arguments: dict | None = None) -> None:
 
 
 def run_all(page, cells: int) -> None:
-    """Run the notebook and wait until its last cell is done."""
+    """Run the notebook and wait until the last cell has finished."""
     page.wait_for_function(f"() => {PANEL}.sessionContext.session?.kernel?.status === 'idle'")
     command(page, "notebook:run-all-cells")
     page.wait_for_function(
@@ -137,8 +137,8 @@ def run_all(page, cells: int) -> None:
     )
 
 
-def alive(page, n: int = 0) -> None:
-    """The nth map answers to the pointer with what ``describe`` says."""
+def check_answers(page, n: int = 0) -> None:
+    """Check that the nth map shows the text of ``describe`` under the pointer."""
     _, record, _ = story()
     page.wait_for_function(f"n => {MAPS}[n]?.clientWidth > 0", arg=n)
     canvas(page, n).scroll_into_view_if_needed()
@@ -149,7 +149,7 @@ def alive(page, n: int = 0) -> None:
 
 @pytest.fixture(scope="module")
 def lab(chromium, tmp_path_factory):
-    """A running JupyterLab, and a notebook ``maps`` that was run and saved there."""
+    """Yield a running JupyterLab."""
     lab = Lab(tmp_path_factory.mktemp("lab"), chromium)
     try:
         lab.wait()
@@ -160,7 +160,7 @@ def lab(chromium, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def run(lab):
-    """The notebook ``maps``, run and saved in JupyterLab, still open."""
+    """Return the page of the notebook ``maps``, which was run and saved in JupyterLab and is still open."""
     path = lab.write("maps", CELLS)
     page = lab.open("maps")
     run_all(page, len(CELLS))
@@ -171,46 +171,46 @@ def run(lab):
     return page
 
 
-def test_a_map_lives_in_a_run_notebook(run):
+def test_a_map_is_interactive_after_a_run(run):
     _, record, _ = story()
-    alive(run)
+    check_answers(run)
     run.mouse.wheel(0, -100)
     run.wait_for_function(f"{MAPS}[0].kvviz.look().zoom > 1")
-    run.get_by_role("button", name="back to where it began").click()
+    run.get_by_role("button", name="back to the first view").click()
     run.mouse.click(*place(run, 130))
-    assert said(run) == list(describe(record, 130))
+    assert selected_lines(run) == list(describe(record, 130))
     active = f"{PANEL}.content.activeCellIndex"
     before = run.evaluate(active)
     for key, byte in (("ArrowDown", 194), ("ArrowRight", 195), ("ArrowUp", 131), ("Home", 0), ("End", 1439)):
         run.keyboard.press(key)
-        assert ask(run, "selected()") == byte and said(run) == list(describe(record, byte))
+        assert ask(run, "selected()") == byte and selected_lines(run) == list(describe(record, byte))
     for key in "+-":
         run.keyboard.press(key)
-    assert run.evaluate(active) == before, "the keys of the map are not the notebook's"
+    assert run.evaluate(active) == before, "the notebook must not react to keys of the map"
     assert run.evaluate(f"{PANEL}.content.widgets.length") == len(CELLS)
     run.locator("[data-kvviz=contested] button").press("Enter")
     assert ask(run, "lit()") == {"state": 1}
-    run.get_by_label("light up").press("ArrowDown")
+    run.get_by_label("highlight").press("ArrowDown")
     assert run.evaluate(active) == before
     box = run.get_by_label("go to byte")
     box.fill("0x10")
     box.press("Enter")
-    assert said(run) == list(describe(record, 16)) and run.errors == []
+    assert selected_lines(run) == list(describe(record, 16)) and run.errors == []
 
 
-def test_a_new_view_of_an_output_is_alive_too(run):
+def test_a_new_view_of_an_output_is_interactive(run):
     run.evaluate(f"{PANEL}.content.activeCellIndex = 1")
     command(run, "notebook:create-output-view")
     run.wait_for_function(f"{MAPS}.length === 2")
-    alive(run, 1)
-    alive(run, 0)
+    check_answers(run, 1)
+    check_answers(run, 0)
     assert run.errors == []
 
 
 def test_a_map_follows_the_theme(run):
-    """Often: JupyterLab hides its page for less than a frame while the theme changes."""
-    ground = f"{MAPS}[0].getContext('2d').getImageData({MAPS}[0].width - 1, 1, 1, 1).data[3]"
-    assert run.evaluate(ground) == 0
+    """Change the theme often: JupyterLab hides its page for less than a frame during each change."""
+    background = f"{MAPS}[0].getContext('2d').getImageData({MAPS}[0].width - 1, 1, 1, 1).data[3]"
+    assert run.evaluate(background) == 0
     drawn = f"{MAPS}[0].toDataURL()"
     run.mouse.move(2, 2)
     light = run.evaluate(drawn)
@@ -222,11 +222,11 @@ def test_a_map_follows_the_theme(run):
         run.wait_for_function(f"light => {drawn} === light", arg=light)
 
 
-def test_a_saved_map_is_alive_without_a_kernel(lab, run):
+def test_a_saved_map_is_interactive_without_a_kernel(lab, run):
     page = lab.open("maps")
     command(page, "notebook:shutdown-kernel")
     assert page.evaluate(f"{PANEL}.content.widgets[1].model.trusted")
-    alive(page)
+    check_answers(page)
     assert page.errors == []
 
 
@@ -242,7 +242,7 @@ def test_a_notebook_that_is_not_trusted_keeps_the_picture(lab, run):
     assert page.errors == []
 
 
-def test_an_exported_page_is_alive_and_asks_for_nothing(lab, run, chromium, tmp_path):
+def test_an_exported_page_is_interactive_and_loads_nothing(lab, run, chromium, tmp_path):
     executed = nbformat.read(lab.notebooks / "maps.ipynb", as_version=4)
     target = tmp_path / "maps.html"
     target.write_text(render_page(executed, "Maps", Frame(lab.notebooks, {}, "2020-01-01"), None, None))
@@ -252,12 +252,12 @@ def test_an_exported_page_is_alive_and_asks_for_nothing(lab, run, chromium, tmp_
     page.on("pageerror", lambda error: errors.append(str(error)))
     page.on("console", lambda message: message.type == "error" and errors.append(message.text))
     page.goto(target.as_uri())
-    alive(page)
+    check_answers(page)
     assert errors == [] and [url for url in asked if not url.startswith("data:")] == [target.as_uri()]
     context.close()
 
 
-def test_a_slider_moves_map_and_audit(lab):
+def test_a_slider_changes_map_and_audit(lab):
     lab.write("explorer", EXPLORER)
     page = lab.open("explorer")
     run_all(page, len(EXPLORER))

@@ -1,1 +1,1 @@
-"""What people see: byte maps, the page of an audit, figures and explorers."""
+"""What people see: byte maps (text, picture, figure, interactive), the page of an audit, and explorers."""

@@ -1,8 +1,10 @@
-"""The byte map: for each byte of a window of a storage, who owns it, who writes it, and what is in it.
+"""The byte map: for each byte of a part of a storage, who owns it, who writes it, and its value.
 
-A record, made from views and optionally from the live buffer. Text and figures are renderings of it.
+A byte map is a record. It is made from views and, if you have it, from the live buffer. Texts, pictures, figures and
+interactive maps are drawn from this record.
 """
 
+import operator
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,37 +12,31 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvviz.audit.view import MAX_ELEMENTS, Storage, View
+from kvviz.cache.modes import get_mode
 
 MAX_WINDOW_BYTES = 1 << 20
-"""Largest window that is mapped byte by byte."""
-
-STATES = ("right", "contested", "misplaced", "unreached", "unowned")
-"""What a run of bytes can be:
-
-* ``right``: written by its owner alone;
-* ``contested``: two or more writers;
-* ``misplaced``: one writer, who is not the owner;
-* ``unreached``: it has an owner, and no writer's view reaches it;
-* ``unowned``: padding; nobody owns or writes it.
-"""
+"""Largest window that is mapped byte by byte. The map's arrays then take 8 MiB per view that reaches into the window."""
 
 
 def layer_of(name: str) -> int | None:
-    """The layer's number in a view's name of the form ``layer 3 K scale``, or None."""
+    """Return 3 for a view with the name ``layer 3 K scale``, or None if the name does not start with a layer."""
     words = name.split()
     return int(words[1]) if len(words) > 1 and words[0] == "layer" and words[1].isdecimal() else None
 
 
 def half_of(name: str) -> str:
-    """``K``, ``V`` or nothing: which half a view's name speaks of."""
+    """Return ``K`` or ``V`` if it is a word of a view's name, else nothing."""
     return next((word for word in name.split() if word in ("K", "V")), "")
 
 
 @dataclass(frozen=True)
 class Part:
-    """One element of one view: a scale, or all data bytes of one cell.
+    """One scale, or the data of one cell: the smallest part of a view that a map names.
 
-    ``layer`` and ``half`` ("K", "V" or "") are read off a name of the form ``layer 3 K scale``.
+    Attributes:
+        view, role: name and role of the view.
+        index: the place in the view; without the index of a last axis ``byte``.
+        axes: a name for each index.
     """
 
     view: str
@@ -50,12 +46,12 @@ class Part:
 
     @property
     def layer(self) -> int | None:
-        """The layer's number, if the view's name starts with one."""
+        """The number of the layer, if the view's name starts with one."""
         return layer_of(self.view)
 
     @property
     def half(self) -> str:
-        """``K``, ``V`` or nothing."""
+        """``K``, ``V`` or nothing, from the view's name."""
         return half_of(self.view)
 
     def __str__(self) -> str:
@@ -65,7 +61,10 @@ class Part:
 
 @dataclass(frozen=True)
 class ByteRange:
-    """Bytes ``[start, stop)`` of the storage that have one owner, the same writers and so one state."""
+    """Bytes ``[start, stop)`` of the storage with one owner and the same writers.
+
+    ``state`` is one of :data:`~kvviz.show.states.STATES`.
+    """
 
     start: int
     stop: int
@@ -83,13 +82,13 @@ class ByteRange:
 
 @dataclass(frozen=True)
 class ByteMap:
-    """The byte ranges of ``[start, stop)`` of one storage, in order and without gaps.
+    """The bytes ``[start, stop)`` of one storage, cut into byte ranges, in order and without gaps.
 
     Attributes:
-        values: the bytes themselves, or None where only the geometry is known.
-        owners, writers: the views of this storage that the runs come from.
-        beneath: views that count as owners and writers of bytes that none of those has.
-        kv_cache_dtype: the mode that the bytes are decoded in, or None.
+        values: the bytes, or None if only the geometry is known.
+        owners, writers: the views of this storage from which the ranges were made.
+        beneath: more views. They count as owner and writer of bytes that ``owners`` and ``writers`` leave out.
+        kv_cache_dtype: name of the mode that says how to decode the bytes, or None.
     """
 
     storage: Storage
@@ -103,25 +102,25 @@ class ByteMap:
     beneath: tuple[View, ...] = ()
 
     def at(self, byte: int) -> ByteRange:
-        """The run that holds a byte of the storage."""
+        """Return the range that holds a byte of the storage. Raises ValueError if the window leaves the byte out."""
         if not self.start <= byte < self.stop:
             raise ValueError(f"byte {byte} is outside the map's window [{self.start}, {self.stop})")
-        return self.ranges[bisect_right(self.ranges, byte, key=lambda run: run.start) - 1]
+        return self.ranges[bisect_right(self.ranges, byte, key=lambda stretch: stretch.start) - 1]
 
     def value(self, start: int, size: int) -> bytes | None:
-        """``size`` bytes from ``start`` on, or None where they are not all known."""
+        """Return ``size`` bytes that begin at byte ``start``, or None if some of the bytes are not known."""
         if self.values is None or not self.start <= start <= start + size <= self.stop:
             return None
         return self.values[start - self.start : start - self.start + size]
 
     def count(self, state: str) -> int:
-        """Bytes in one of :data:`STATES`."""
-        return sum(run.stop - run.start for run in self.ranges if run.state == state)
+        """Count the bytes in one of :data:`~kvviz.show.states.STATES`."""
+        return sum(stretch.stop - stretch.start for stretch in self.ranges if stretch.state == state)
 
 
 def byte_map(
     owners: Sequence[View],
-    claims: Sequence[View] = (),
+    writers: Sequence[View] = (),
     *,
     window: tuple[int, int] | None = None,
     storage: Storage | None = None,
@@ -131,64 +130,65 @@ def byte_map(
     """Map a window of one storage.
 
     Args:
-        owners: who rightly owns what.
-        claims: views as they were really carved; a claim writes in place of the owner of its name. Owners
-            whose name no claim bears write where they are.
+        owners: views of the bytes as they should be.
+        writers: views as they really are in the program. A writer replaces the owner of the same name. An owner
+            without a writer of its name writes its own bytes.
         window: byte range ``[start, stop)``; default: the whole storage.
-        storage: the one to show; default: the one that all views lie in.
-        values: the storage's bytes (a uint8 tensor or array of its full length); only the window is read.
-        kv_cache_dtype: one of ``kvviz.cache.modes.MODES``, to say what the values mean.
+        storage: the storage to map; default: the one that holds all views.
+        values: all bytes of the storage: ``bytes``, or a uint8 tensor or array with one axis. Only the window is read.
+        kv_cache_dtype: one of ``kvviz.cache.modes.MODES``, to decode the values.
 
     Raises:
-        ValueError: no views, views of several storages, or a window outside the storage or too large.
+        ValueError: no views, views of several storages, a window outside the storage or too large, values that are
+            not the bytes of the storage, or an unknown mode.
     """
-    storage = storage if storage is not None else _one_storage([*owners, *claims])
-    if not storage.nbytes:
-        raise ValueError(f"{storage.name} has no bytes: there is nothing to map")
-    start, stop = window if window is not None else (0, storage.nbytes)
-    if not 0 <= start < stop <= storage.nbytes:
-        raise ValueError(f"the window [{start}, {stop}) must lie in {storage.name} of {storage.nbytes} bytes")
-    if stop - start > MAX_WINDOW_BYTES:
-        raise ValueError(f"a window of {stop - start} bytes is too large to map (at most {MAX_WINDOW_BYTES})")
-    claimed = {view.name for view in claims}
-    writers = [view for view in owners if view.name not in claimed] + list(claims)
+    if kv_cache_dtype is not None:
+        get_mode(kv_cache_dtype)
+    storage = storage if storage is not None else _one_storage([*owners, *writers])
+    start, stop = _checked_window(window, storage)
+    replaced = {view.name for view in writers}
+    writers = [view for view in owners if view.name not in replaced] + list(writers)
     owners, writers = ([view for view in views if view.storage == storage] for views in (owners, writers))
     (owned, owner_cells), (written, writer_cells) = (_cells_by_byte(v, start, stop) for v in (owners, writers))
     edges = np.zeros(stop - start, bool)
     for cells in (*owner_cells, *writer_cells):
         edges[1:] |= cells[1:] != cells[:-1]
     bounds = [0, *np.flatnonzero(edges).tolist(), stop - start]
-    runs = tuple(
-        _run(start + first, start + last, _parts(owned, owner_cells[:, first]), _parts(written, writer_cells[:, first]))
-        for first, last in zip(bounds[:-1], bounds[1:], strict=True)
-    )
-    read = _read(values, storage, start, stop)
-    return ByteMap(storage, start, stop, runs, read, tuple(owners), tuple(writers), kv_cache_dtype)
+    ranges = []
+    for first, last in zip(bounds[:-1], bounds[1:], strict=True):
+        who = (_parts(owned, owner_cells[:, first]), _parts(written, writer_cells[:, first]))
+        ranges.append(_byte_range(start + first, start + last, *who))
+    known = _bytes_of(values, storage, start, stop)
+    return ByteMap(storage, start, stop, tuple(ranges), known, tuple(owners), tuple(writers), kv_cache_dtype)
 
 
 def byte_maps(
     owners: Sequence[View],
-    claims: Sequence[View] = (),
+    writers: Sequence[View] = (),
     *,
     most_bytes: int = MAX_WINDOW_BYTES,
     values: Mapping[str, object] | None = None,
     kv_cache_dtype: str | None = None,
 ) -> dict[str, ByteMap]:
-    """A map for each storage that the views lie in, by its name: its first ``most_bytes`` bytes.
+    """Map the first ``most_bytes`` bytes of every storage that holds some of the views. Return the maps by storage name.
 
     Args:
-        values: the bytes of storages, by name.
+        owners, writers, kv_cache_dtype: see :func:`byte_map`.
+        values: for each storage name, all bytes of the storage.
 
     Raises:
-        ValueError: no views, or storages without bytes only.
+        ValueError: no views, or all storages are empty.
     """
-    storages = {view.storage: None for view in (*owners, *claims) if view.storage.nbytes}
+    storages = {view.storage: None for view in (*owners, *writers) if view.storage.nbytes}
     if not storages:
-        raise ValueError(f"there is nothing to map: {len(owners) + len(claims)} views and no storage with a byte")
+        raise ValueError(
+            f"there is nothing to map: the {len(owners) + len(writers)} views lie in storages without bytes. "
+            f"Give views of a storage that has bytes."
+        )
     return {
         storage.name: byte_map(
             owners,
-            claims,
+            writers,
             window=(0, min(storage.nbytes, most_bytes)),
             storage=storage,
             values=(values or {}).get(storage.name),
@@ -199,9 +199,25 @@ def byte_maps(
 
 
 def claimed_bytes(view: View, start: int, stop: int) -> np.ndarray:
-    """Whether the view claims each byte of ``[start, stop)``: bool, shape ``(stop - start,)``."""
+    """Return a bool for each byte of ``[start, stop)``: True if the byte belongs to the view. Shape (stop - start,)."""
     _, cells = _cells_by_byte([view], start, stop)
     return (cells >= 0).any(axis=0)
+
+
+def _checked_window(window: tuple[int, int] | None, storage: Storage) -> tuple[int, int]:
+    if not storage.nbytes:
+        raise ValueError(f"{storage.name} has no bytes: there is nothing to map")
+    try:
+        start, stop = map(operator.index, window if window is not None else (0, storage.nbytes))
+    except (TypeError, ValueError):
+        raise ValueError(f"window must be two integers, (first byte, byte after the last), not {window!r}") from None
+    if not 0 <= start < stop <= storage.nbytes:
+        raise ValueError(f"the window [{start}, {stop}) must lie in {storage.name} of {storage.nbytes} bytes")
+    if stop - start > MAX_WINDOW_BYTES:
+        raise ValueError(
+            f"a window of {stop - start} bytes is too large to map (at most {MAX_WINDOW_BYTES}): give a smaller window"
+        )
+    return start, stop
 
 
 def _one_storage(views: Sequence[View]) -> Storage:
@@ -213,12 +229,15 @@ def _one_storage(views: Sequence[View]) -> Storage:
 
 
 def _cell_axes(view: View) -> int:
-    """Axes that tell cells apart: all but a trailing one named ``byte``."""
+    """Count the axes that number the cells: all axes but a last one with the name ``byte``."""
     return len(view.shape) - (view.axes[-1:] == ("byte",))
 
 
 def _cells_by_byte(views: Sequence[View], start: int, stop: int) -> tuple[list[View], np.ndarray]:
-    """The views that reach into the window, and for each of them and each byte the flat number of its cell, or -1."""
+    """Return the views that reach into the window, and an array with one row per view and one column per byte.
+
+    An element of the array is the flat number of the view's cell that holds the byte, or -1 if none does.
+    """
     found, cells = [], []
     for view in views:
         near, starts = _elements_within(view, start, stop)
@@ -236,11 +255,11 @@ def _cells_by_byte(views: Sequence[View], start: int, stop: int) -> tuple[list[V
 
 
 def _elements_within(view: View, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-    """Flat numbers, ascending, of the elements that reach into ``[start, stop)``, and the first byte of each.
+    """Return the flat numbers of the elements that reach into ``[start, stop)``, ascending, and the first byte of each.
 
-    Axis after axis, the longest steps first, only those indices are kept from which the axes that follow can
-    reach the window: work and memory are in proportion to the window. Where an axis has no step, its last
-    index stands for all.
+    The axes are taken one after the other, the longest step first. Of each axis, only the indices are kept from which
+    the remaining axes can still reach the window. So work and memory grow with the window, not with the view. All
+    elements of an axis with stride 0 lie at the same place; the last index stands for all of them.
     """
     numbers, firsts = np.zeros(1, np.int64), np.full(1, view.start_of(view.lowest), np.int64)
     axes = _axes_by_step(view)
@@ -260,10 +279,11 @@ def _elements_within(view: View, start: int, stop: int) -> tuple[np.ndarray, np.
 
 
 def _axes_by_step(view: View) -> list[tuple[int, int, int, int]]:
-    """For each axis ``(step_bytes, size, first_number, number_step)``, counted upwards in memory, longest step first.
+    """Return ``(step_bytes, size, first_number, number_step)`` of each axis, the longest step first.
 
-    The numbers are what an index adds to an element's flat number: an axis with a negative stride starts at its
-    last index and counts down. An axis without a step is one place: its last index.
+    Every axis is walked upwards in memory. ``first_number`` is what the lowest place adds to the flat number of an
+    element, and ``number_step`` is what each further place adds. So an axis with a negative stride starts at its last
+    index and counts down. An axis with stride 0 has one place: its last index.
     """
     axes, inner = [], view.num_elements
     for size, stride in zip(view.shape, view.stride, strict=True):
@@ -278,10 +298,14 @@ def _axes_by_step(view: View) -> list[tuple[int, int, int, int]]:
 
 def _check_few(view: View, count: int) -> None:
     if count > MAX_ELEMENTS:
-        raise ValueError(f"{view.name}: {count} elements reach into the window, too many to list ({MAX_ELEMENTS})")
+        raise ValueError(
+            f"{view.name}: {count} elements reach into the window, too many to list (at most {MAX_ELEMENTS}): "
+            f"give a smaller window"
+        )
 
 
 def _parts(views: Sequence[View], cells: np.ndarray) -> tuple[Part, ...]:
+    """Return the parts that hold one byte; ``cells`` has the number of the cell of each view, or -1."""
     parts = []
     for here in np.flatnonzero(cells >= 0).tolist():
         view, cell, index = views[here], int(cells[here]), []
@@ -294,8 +318,8 @@ def _parts(views: Sequence[View], cells: np.ndarray) -> tuple[Part, ...]:
     return tuple(parts)
 
 
-def _run(start: int, stop: int, owners: tuple[Part, ...], writers: tuple[Part, ...]) -> ByteRange:
-    """Where data and scale both own a byte (cells without a tail), the data is named as the owner."""
+def _byte_range(start: int, stop: int, owners: tuple[Part, ...], writers: tuple[Part, ...]) -> ByteRange:
+    """Return the range with its state. If data and scale both own the bytes (cells without a tail), data is the owner."""
     owner = min(owners, key=lambda part: part.role != "data", default=None)
     if len(writers) > 1:
         state = "contested"
@@ -306,64 +330,33 @@ def _run(start: int, stop: int, owners: tuple[Part, ...], writers: tuple[Part, .
     return ByteRange(start, stop, owner, writers, state)
 
 
-def _read(values, storage: Storage, start: int, stop: int) -> bytes | None:
+def _bytes_of(values, storage: Storage, start: int, stop: int) -> bytes | None:
+    """Read ``[start, stop)`` of the storage's bytes. Return None if there are none: no values, or a meta tensor."""
     if values is None or getattr(values, "is_meta", False):
         return None
-    if len(values) != storage.nbytes:
-        raise ValueError(f"values has {len(values)} bytes and {storage.name} has {storage.nbytes}")
-    held = values.untyped_storage().nbytes() if hasattr(values, "untyped_storage") else len(values)
-    if held < storage.nbytes:
-        raise ValueError(
-            f"{storage.name} was freed: {held} of its {storage.nbytes} bytes are left; map it without values"
-        )
+    _check_values(values, storage)
     window = values[start:stop]
+    if isinstance(window, bytes | bytearray | memoryview):
+        return bytes(window)
     return bytes(window.cpu().numpy() if hasattr(window, "cpu") else np.asarray(window, np.uint8))
 
 
-@dataclass(frozen=True)
-class Row:
-    """One row of a drawn map: its first byte, whose row it is (or ""), and its runs, clipped to the row."""
-
-    start: int
-    label: str
-    ranges: tuple[ByteRange, ...]
-
-    @property
-    def mixed(self) -> bool:
-        """Whether its bytes do not all belong to one block of one layer."""
-        return len(_homes(self.ranges)) != 1
-
-
-def rows(record: ByteMap, row_bytes: int) -> tuple[Row, ...]:
-    """Cut a map into rows of ``row_bytes``; the page size gives a row a page.
-
-    Raises:
-        ValueError: ``row_bytes`` below 1.
-    """
-    if row_bytes < 1:
-        raise ValueError(f"row_bytes must be at least 1, not {row_bytes}")
-    pieces: dict[int, list[ByteRange]] = {start: [] for start in range(record.start, record.stop, row_bytes)}
-    for run in record.ranges:
-        first = run.start - (run.start - record.start) % row_bytes
-        for start in range(first, run.stop, row_bytes):
-            ends = (max(run.start, start), min(run.stop, start + row_bytes))
-            pieces[start].append(ByteRange(*ends, run.owner, run.writers, run.state))
-    return tuple(Row(start, _row_label(runs), tuple(runs)) for start, runs in pieces.items())
-
-
-def _row_label(runs: Sequence[ByteRange]) -> str:
-    """``block 1 · layer 0``, or ``block 0 · layers 0–3`` where a row spans several; "" where nobody has a home."""
-    homes = _homes(runs)
-    blocks = sorted({block for block, _ in homes if block is not None})
-    layers = sorted({layer for _, layer in homes if layer is not None})
-    return " · ".join(_span(word, found) for word, found in (("block", blocks), ("layer", layers)) if found)
-
-
-def _homes(runs: Sequence[ByteRange]) -> set[tuple[int | None, int | None]]:
-    """Block and layer of each owner, as far as it has them."""
-    owners = [run.owner for run in runs if run.owner]
-    return {(part.index[0] if part.axes[:1] == ("block",) else None, part.layer) for part in owners} - {(None, None)}
-
-
-def _span(word: str, numbers: Sequence[int]) -> str:
-    return f"{word} {numbers[0]}" if len(numbers) == 1 else f"{word}s {numbers[0]}–{numbers[-1]}"
+def _check_values(values, storage: Storage) -> None:
+    shape, dtype = getattr(values, "shape", None), str(getattr(values, "dtype", "uint8")).removeprefix("torch.")
+    if isinstance(values, str | type | Mapping) or not hasattr(values, "__getitem__"):
+        found = f"{values!r:.40}"
+    elif dtype != "uint8" or (shape is not None and len(shape) != 1):
+        found = f"{type(values).__name__} of {dtype} with shape {tuple(shape)}"
+    else:
+        found = ""
+    if found:
+        raise ValueError(f"values must be bytes, or a uint8 tensor or array with one axis, not {found}")
+    if len(values) != storage.nbytes:
+        raise ValueError(
+            f"values has {len(values)} bytes and {storage.name} has {storage.nbytes}: give all bytes of the storage"
+        )
+    held = values.untyped_storage().nbytes() if hasattr(values, "untyped_storage") else len(values)
+    if held < storage.nbytes:
+        raise ValueError(
+            f"{storage.name} was freed: {held} of its {storage.nbytes} bytes are left. Map it without values."
+        )

@@ -1,34 +1,36 @@
-"""The byte map as plain text: for terminals, logs and screen readers."""
+"""The byte map as plain text, for terminals, logs and screen readers: one letter per byte."""
 
-from kvviz.show.byte_map import ByteMap, ByteRange, rows
+from kvviz.show.byte_map import ByteMap, ByteRange
+from kvviz.show.rows import rows
+from kvviz.show.states import STATES
 
-LEGEND = "k v data of K, V   s scale   # contested   ! misplaced   _ not reached by its owner   . unowned"
+LEGEND = "k v data of K, V   s scale   # contested   ! misplaced   _ written by nobody   . padding"
 
 
-def letter(run: ByteRange) -> str:
-    """One character for what a run of bytes is."""
-    marks = {"contested": "#", "misplaced": "!", "unreached": "_", "unowned": "."}
-    if run.state != "right":
-        return marks[run.state]
-    return "s" if run.owner.role == "scale" else (run.owner.half.lower() or "d")
+def letter(stretch: ByteRange) -> str:
+    """Return the letter that stands for each byte of a range."""
+    if stretch.state != "right":
+        return STATES[stretch.state].letter
+    return "s" if stretch.owner.role == "scale" else (stretch.owner.half.lower() or "d")
 
 
 def render_text(record: ByteMap, row_bytes: int = 64) -> str:
-    """Rows of characters, one a byte, with the offset of each row's first byte and whose row it is.
+    """Return the map as rows of letters. A row begins with the offset of its first byte and ends with its label.
 
-    Rows that repeat the row before are squeezed to one line that counts them, as hexdump does.
+    A row that repeats the row before is left out. A line with ``*`` says how many such rows are left out, as in hexdump.
     """
     lines = [f"{record.storage.name}: bytes [{record.start}, {record.stop}) of {record.storage.nbytes}"]
     before, skipped = None, 0
     for row in rows(record, row_bytes):
-        strip = "".join(letter(run) * (run.stop - run.start) for run in row.ranges)
-        if strip == before:
+        letters = "".join(letter(stretch) * (stretch.stop - stretch.start) for stretch in row.ranges)
+        if letters == before:
             skipped += 1
             continue
-        if skipped:
-            lines.append(f"{'*':>10} {skipped} more such rows")
-        lines.append(f"{row.start:>#10x} |{strip}| {row.label}".rstrip())
-        before, skipped = strip, 0
-    if skipped:
-        lines.append(f"{'*':>10} {skipped} more such rows")
-    return "\n".join([*lines, LEGEND])
+        lines += _skipped_line(skipped)
+        lines.append(f"{row.start:>#10x} |{letters}| {row.label}".rstrip())
+        before, skipped = letters, 0
+    return "\n".join([*lines, *_skipped_line(skipped), LEGEND])
+
+
+def _skipped_line(count: int) -> list[str]:
+    return [f"{'*':>10} {count} more such row{'s' * (count > 1)}"] if count else []

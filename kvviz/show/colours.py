@@ -1,78 +1,162 @@
-"""Colours and hatches of every rendering, with no drawing library behind them.
+"""The colours, shades and hatches of every rendering, written down once.
 
-Warm colours are kept for what is wrong, cool ones for layers; whatever is wrong is hatched as well, so that
-a greyscale print says the same.
+Figures, pictures and HTML use these records in Python. The script of the interactive map gets the same records as data.
+Layers have cool colours and errors have warm ones. Errors are hatched as well, so a greyscale print shows them too.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 HUES = ("#4477AA", "#228833", "#AA3377", "#CCBB44", "#66CCEE")
-"""One a layer, after Paul Tol's colour-blind-safe "bright" set; its red and orange are left to what is wrong."""
+"""One colour per layer, from Paul Tol's colour-blind-safe "bright" set. Its red and orange are kept for errors."""
 
-INK, GREY, PALE = "#1A1A1A", "#5A5A5A", "#E4E4E4"
+INK, GREY, WHITE = "#1A1A1A", "#5A5A5A", "#FFFFFF"
 RED, ORANGE = "#CC3311", "#EE7733"
-DATA_TINT = {"K": 0.55, "V": 0.30}
-"""How much of the layer's hue the data of each half keep; scales keep all of it."""
+
+WHITE_TEXT_BELOW = 0.2
+"""Text on a fill is white if the fill's relative luminance is below this share of white, else it is :data:`INK`."""
+
+
+@dataclass(frozen=True)
+class Shade:
+    """The colour of one kind of bytes: ``share`` of a colour, mixed with the colour of the page.
+
+    ``colour`` is the hue of the bytes' layer if it is left out.
+    """
+
+    share: float
+    colour: str = ""
+
+
+SHADES = {
+    "K data": Shade(0.55),
+    "V data": Shade(0.30),
+    "K scale": Shade(1.0),
+    "V scale": Shade(1.0),
+    "data": Shade(0.55),
+    "scale": Shade(1.0),
+}
+"""The shade of bytes that only their owner writes. The last two are for views whose name says neither K nor V."""
+
+
+@dataclass(frozen=True)
+class Hatch:
+    """A pattern over a fill.
+
+    Attributes:
+        kind: ``stripes``, ``crosses`` or ``dots``.
+        symbol: the hatch in matplotlib's notation.
+        picture_step: pixels from one line or dot of the picture to the next.
+        canvas_step: the same for the interactive map, in CSS pixels.
+        swatch_angle: the direction of the lines of a legend's swatch, in degrees; dots have no lines there.
+        ink: the colour of the lines on the interactive map, with its opacity, as CSS has it.
+    """
+
+    kind: str
+    symbol: str
+    picture_step: int
+    canvas_step: int = 7
+    swatch_angle: int | None = None
+    ink: str = "rgba(20,20,20,.62)"
+
+
+STRIPES = Hatch("stripes", "/////", 6, swatch_angle=135)
+CROSSES = Hatch("crosses", "xxx", 6, swatch_angle=45)
+DOTS = Hatch("dots", "..", 4, ink="rgba(128,128,128,.55)")
+HATCH_INK = "#3A3A3A"
+"""The colour of the lines in pictures and in the swatches of a legend."""
+
+SWATCH_STEP = 4
+"""CSS pixels from one line of a legend's swatch to the next. The line itself takes the last pixel."""
 
 
 @dataclass(frozen=True)
 class Style:
-    """How a rectangle looks: its fill, edge, hatch and the edge's width in points."""
+    """The looks of a rectangle: ``share`` of ``colour`` over white, an edge, a hatch, and the edge's width in points.
 
-    fill: str
-    edge: str = "#FFFFFF"
-    hatch: str = ""
+    On a page that is not white, the colour is mixed with the colour of the page instead.
+    """
+
+    colour: str
+    share: float = 1.0
+    edge: str = WHITE
+    hatch: Hatch | None = None
     line: float = 0.6
 
+    @property
+    def fill(self) -> str:
+        """The colour on white paper, or ``none``."""
+        return self.colour if self.share == 1 else tint(self.colour, self.share)
 
-CONTESTED = Style(RED, INK, "/////", 0.8)
-MISPLACED = Style(ORANGE, INK, "xxx", 0.8)
-UNREACHED = Style("#FFFFFF", INK, "", 0.8)
-UNOWNED = Style(PALE, "#9A9A9A", "..", 0.0)
-OUTLINE = Style("none", INK, "", 2.0)
-FIXED = {"contested": CONTESTED, "misplaced": MISPLACED, "unreached": UNREACHED, "unowned": UNOWNED}
-"""The style of each state but ``right``, whose bytes are drawn in their owner's."""
+
+CONTESTED = Style(RED, edge=INK, hatch=STRIPES, line=0.8)
+MISPLACED = Style(ORANGE, edge=INK, hatch=CROSSES, line=0.8)
+UNREACHED = Style(WHITE, 0.0, edge=INK, line=0.8)
+UNOWNED = Style("#9F9F9F", 0.28, edge="#9A9A9A", hatch=DOTS, line=0.0)
+OUTLINE = Style("none", edge=INK, line=2.0)
 
 
 def rgb(colour: str) -> tuple[int, int, int]:
-    """``#4477AA`` as three numbers of 0 to 255."""
+    """Return the three numbers, 0 to 255, of a colour such as ``#4477AA``."""
     return tuple(int(colour[at : at + 2], 16) for at in (1, 3, 5))
 
 
 def tint(colour: str, share: float) -> str:
-    """``colour`` thinned with white: ``share`` of it is left."""
+    """Return a mix of ``colour`` and white: ``share`` of the colour, and white for the rest."""
     mixed = (1 - share * (1 - part / 255) for part in rgb(colour))
     return "#" + "".join(f"{round(255 * part):02X}" for part in mixed)
 
 
 def luminance(colour: str) -> float:
-    """Relative luminance, 0 (black) to 1 (white): what is left of a colour in greyscale."""
+    """Return the relative luminance, 0 (black) to 1 (white): the colour's grey on a greyscale print."""
     parts = (part / 255 for part in rgb(colour))
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
 def owned(hue: int, role: str, half: str) -> Style:
-    """The style of bytes that their owner writes: a scale in the full hue, K data lighter, V data lighter still."""
-    colour = HUES[hue % len(HUES)]
-    if role == "scale":
-        return Style(colour, tint(colour, 1.0), "", 0.0)
-    return Style(tint(colour, DATA_TINT.get(half, DATA_TINT["K"])))
+    """Return the style of bytes that only their owner writes.
+
+    Args:
+        hue: the number of the layer's hue.
+        role: ``scale``; every other role is drawn as data.
+        half: ``K``, ``V`` or nothing.
+    """
+    kind = "scale" if role == "scale" else "data"
+    shade = SHADES.get(f"{half} {kind}", SHADES[kind])
+    colour = shade.colour or HUES[hue % len(HUES)]
+    if kind == "scale":  # scales are a few pixels wide: an edge would cover them
+        return Style(colour, shade.share, edge=colour, line=0.0)
+    return Style(colour, shade.share)
 
 
 def ink_on(fill: str) -> str:
-    """Black or white, whichever reads better on ``fill``."""
-    return "#FFFFFF" if fill != "none" and luminance(fill) < 0.25 else INK
+    """Return the colour of text on ``fill``: white or nearly black, whichever can be read better."""
+    return WHITE if fill != "none" and luminance(fill) < WHITE_TEXT_BELOW else INK
 
 
 def thin(style: Style) -> Style:
-    """The same style for rectangles so flat that an edge would hide them."""
+    """Return the style for rectangles that are so flat that a full edge would hide them."""
     return replace(style, line=0.0) if style.edge != INK else replace(style, line=0.3)
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One entry of a legend: swatches side by side, and what they mean."""
+    """One entry of a legend: swatches side by side, and their meaning.
+
+    ``key`` is what the interactive map highlights on a click: ``hue 2``, or the name of a state.
+    """
 
     styles: tuple[Style, ...]
     text: str
+    key: str = ""
+
+
+def for_javascript() -> dict:
+    """Return the colours that the script of the interactive map needs, as plain data."""
+    return {
+        "hues": HUES,
+        "shades": {kind: asdict(shade) for kind, shade in SHADES.items()},
+        "ink": INK,
+        "white": WHITE,
+        "white_text_below": WHITE_TEXT_BELOW,
+    }

@@ -1,7 +1,7 @@
-"""Explorers: sliders and choices around one cache's map, audit and byte arithmetic, with a static twin beside them.
+"""Explorers: sliders and lists that change a small cache, and show its map, its audit and its sizes in bytes.
 
-A live explorer needs a kernel. Its twin, the maps of chosen positions, is plain output, so that an exported report
-tells the same story. What was last chosen survives when the cell is run again.
+An explorer needs a running kernel. Static copies of some positions follow below it: they are plain output, so an
+exported report shows them too. An explorer keeps its last position when the cell is run again.
 """
 
 from collections.abc import Mapping
@@ -22,20 +22,21 @@ from kvviz.show.byte_map import byte_maps
 from kvviz.show.live_map import MapView
 
 MOST_MAPS = 4
-"""Storages that are drawn; the others are counted."""
+"""Storages that an explorer draws. The others are counted."""
 
 WINDOW_BYTES = 1 << 14
-"""Bytes of a storage that are drawn at once; the script shows the rest on request."""
+"""Bytes of a storage that a map shows at first. The map's script can show all others."""
 
 _LAST: dict[str, "Position"] = {}
-"""What each explorer showed last, by its name."""
+"""The last position of each explorer, by the explorer's name."""
 
 
 @dataclass(frozen=True)
 class Position:
-    """One setting of all controls: the fields of :class:`~kvviz.cache.spec.CacheSpec`, and how the cache is laid out.
+    """One setting of all controls: the fields of :class:`~kvviz.cache.spec.CacheSpec`, and the layout of the cache.
 
-    ``padding`` is in bytes, behind each page. ``carve`` is how scale views are made, see ``kvviz.cache.scale_views``.
+    ``carve`` says how the scale views are made, see ``kvviz.cache.scale_views``. ``padding`` is the number of bytes
+    after each page.
     """
 
     num_layers: int = 2
@@ -49,10 +50,10 @@ class Position:
     padding: int = 0
 
     def spec(self) -> CacheSpec:
-        """The cache's sizes.
+        """Return the sizes of the cache.
 
         Raises:
-            ValueError: they do not fit together.
+            ValueError: the sizes do not fit together.
         """
         spec = CacheSpec(
             self.num_layers, self.num_blocks, self.block_size, self.num_kv_heads, self.head_size, self.kv_cache_dtype
@@ -71,12 +72,12 @@ CHOICES: dict[str, tuple] = {
     "carve": tuple(CARVINGS),
     "padding": (0, 16, 32, 64, 128),
 }
-"""What each control offers; numbers are sliders, words are lists."""
+"""The values of each control. A control with numbers is a slider, a control with words is a list."""
 
 
 @dataclass(frozen=True)
 class Shown:
-    """What belongs to a position: its maps, its audit (None in modes without scales) and its bytes in words."""
+    """The maps of a position, its audit (None in modes without scales in the cache), and its sizes in bytes."""
 
     view: MapView
     audit: Audit | None
@@ -84,27 +85,30 @@ class Shown:
 
 
 def look(position: Position) -> Shown:
-    """Lay a cache out on ``meta`` and look at it: nothing of its size is touched.
+    """Return what belongs to a position. The cache is laid out on torch's ``meta`` device, so it takes no memory.
 
     Raises:
-        ValueError: the position does not exist, with what would be right.
+        ValueError: a cache like this cannot exist. The message says what would be right.
     """
     spec = position.spec()
     cache = allocate(spec, position.layout, "meta")
-    owners, claims, audit = cache.owners(), (), None
+    owners, writers, audit = cache.owners(), (), None
     if spec.is_per_token_head:
-        claims = cache.writers(cache.carve_scales(position.carve))
-        audit = audit_scales(owners, claims)
-    maps = byte_maps(owners, claims, most_bytes=WINDOW_BYTES, kv_cache_dtype=spec.kv_cache_dtype)
+        writers = cache.writers(cache.carve_scales(position.carve))
+        audit = audit_scales(owners, writers)
+    maps = byte_maps(owners, writers, most_bytes=WINDOW_BYTES, kv_cache_dtype=spec.kv_cache_dtype)
     shown = dict(list(maps.items())[:MOST_MAPS])
     pointed = [f for f in audit.findings if f.storage in shown and f.example] if audit else []
-    pointed.sort(key=lambda finding: finding.drawing != ARROW)  # an arrow says more than a frame
+    pointed.sort(key=lambda finding: finding.kind != "misplaced")  # an arrow shows more than a frame
     view = MapView(shown, row_bytes=spec.page_size_bytes, finding=pointed[0] if pointed else None)
     return Shown(view, audit, arithmetic(cache, len(maps) - len(shown)))
 
 
 def arithmetic(cache: KVCache, hidden: int = 0) -> str:
-    """From a cell to the whole cache, in bytes; ``hidden`` storages are alike and not drawn."""
+    """Return the sizes of a cell, a page, a block and the cache, one line each.
+
+    ``hidden`` is the number of storages that are not drawn; they have the same form as the drawn ones.
+    """
     spec = cache.spec
     cells = 2 * spec.block_size * spec.num_kv_heads
     content, total = spec.content_page_size_bytes, sum(storage.numel() for storage in cache.storages)
@@ -123,16 +127,16 @@ def arithmetic(cache: KVCache, hidden: int = 0) -> str:
 
 
 class Explorer:
-    """A live explorer and the static twin of chosen positions.
+    """Sliders and lists with a map, an audit and sizes, and static copies of some positions below.
 
     Args:
-        name: keeps what was chosen when the cell runs again; explorers of one name share it.
-        controls: which fields of :class:`Position` can be changed here; the others stay as ``start`` has them.
-        start: where it begins.
-        positions: titles and positions for the twin.
+        name: under this name the last position is kept. Explorers with the same name share their last position.
+        controls: fields of :class:`Position` that the user can change. All other fields stay as in ``start``.
+        start: the first position.
+        positions: titles and positions of the static copies.
 
     Raises:
-        ValueError: an unknown control, or a start that is not among its choices.
+        ValueError: an unknown control, or a value in ``start`` that a control does not offer.
     """
 
     def __init__(
@@ -144,27 +148,29 @@ class Explorer:
     ) -> None:
         unknown = [control for control in controls if control not in CHOICES]
         if unknown:
-            raise ValueError(f"{', '.join(unknown)} is no control: choose among {', '.join(CHOICES)}")
+            raise ValueError(f"controls has unknown names: {', '.join(unknown)}. Choose from {', '.join(CHOICES)}.")
         self.name, self.positions = name, dict(positions or {})
         self.start = start or Position()
         last = _LAST.get(name, self.start)
         self.position = replace(self.start, **{control: getattr(last, control) for control in controls})
         self._boxes = {control: _control(control, getattr(self.position, control)) for control in controls}
         self._out = ipywidgets.Output()
-        self._said = ipywidgets.HTML()
+        self._summary = ipywidgets.HTML()
         for box in self._boxes.values():
-            box.observe(self._moved, names="value")
+            box.observe(self._changed, names="value")
         wrap = ipywidgets.Layout(display="flex", flex_flow="row wrap")
-        self.widget = ipywidgets.VBox([ipywidgets.Box(list(self._boxes.values()), layout=wrap), self._said, self._out])
+        self.widget = ipywidgets.VBox(
+            [ipywidgets.Box(list(self._boxes.values()), layout=wrap), self._summary, self._out]
+        )
         self._show()
 
     @property
     def outputs(self) -> tuple[str, str]:
-        """What is shown now: the map's HTML (or nothing), and the text beside it as HTML."""
+        """The HTML of the map now (or nothing), and the HTML of the text above the map."""
         data = self._out.outputs[0]["data"] if self._out.outputs else {}
-        return data.get("text/html", ""), self._said.value
+        return data.get("text/html", ""), self._summary.value
 
-    def _moved(self, change: object) -> None:
+    def _changed(self, change: object) -> None:
         self.position = replace(self.position, **{control: box.value for control, box in self._boxes.items()})
         _LAST[self.name] = self.position
         self._show()
@@ -173,10 +179,10 @@ class Explorer:
         try:
             shown = look(self.position)
         except ValueError as error:
-            self._said.value = f"<p><b>Not possible:</b> {escape(str(error))}</p>"
+            self._summary.value = f"<p><b>Not possible:</b> {escape(str(error))}</p>"
             self._out.outputs = ()
             return
-        self._said.value = told(shown)
+        self._summary.value = summary_html(shown)
         data = {"text/plain": shown.view.text, "text/html": shown.view.html}
         self._out.outputs = ({"output_type": "display_data", "data": data, "metadata": {}},)
 
@@ -187,15 +193,15 @@ class Explorer:
 
 
 def twin(title: str, position: Position) -> HTML:
-    """What the explorer shows at one position, as plain output."""
+    """Return a static copy: the output of an explorer at one position."""
     shown = look(position)
     changed = [f"{k} {v}" for k, v in asdict(position).items() if v != getattr(Position(), k)]
     settings = f"<p>{escape(', '.join(changed))}</p>" if changed else ""
-    return HTML(f"<div><p><b>{escape(title)}</b></p>{settings}{told(shown)}{shown.view.html}</div>")
+    return HTML(f"<div><p><b>{escape(title)}</b></p>{settings}{summary_html(shown)}{shown.view.html}</div>")
 
 
-def told(shown: Shown) -> str:
-    """Byte arithmetic and audit, as HTML."""
+def summary_html(shown: Shown) -> str:
+    """Return the sizes and the audit of a position as HTML."""
     text = shown.arithmetic if shown.audit is None else f"{shown.arithmetic}\n\n{_verdict(shown.audit)}"
     return f"<pre>{escape(text)}</pre>"
 
@@ -204,19 +210,20 @@ def _verdict(audit: Audit) -> str:
     if audit.clean:
         return "audit: clean"
     kinds = dict.fromkeys(finding.kind for finding in audit.findings)
-    lines = [f"audit: {len(audit.findings)} findings"]
+    lines = [f"audit: {len(audit.findings)} finding{'s' * (len(audit.findings) != 1)}"]
     for kind in kinds:
         found = audit.of_kind(kind)
-        cells = sum(finding.elements or 0 for finding in found)
-        lines.append(f"  {kind}: {len(found)}, {cells} cells; first: {found[0].example[0] if found[0].example else ''}")
+        elements = sum(finding.elements or 0 for finding in found)
+        first = f"; first: {found[0].example[0]}" if found[0].example else ""
+        lines.append(f"  {kind}: {len(found)}, {elements} element{'s' * (elements != 1)}{first}")
     return "\n".join(lines)
 
 
 def _control(name: str, value: object) -> ipywidgets.Widget:
-    """A slider for numbers, a list for words."""
+    """Return a slider for numbers, or a list for words."""
     options = CHOICES[name]
     if value not in options:
-        raise ValueError(f"{name} {value!r} cannot be chosen: it is one of {', '.join(map(str, options))}")
+        raise ValueError(f"{name} {value!r} cannot be chosen: choose from {', '.join(map(str, options))}")
     looks = {"description": name, "options": options, "value": value, "style": {"description_width": "initial"}}
     if isinstance(options[0], int):
         return ipywidgets.SelectionSlider(**looks, layout=ipywidgets.Layout(width="260px"))

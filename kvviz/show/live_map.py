@@ -1,63 +1,69 @@
-"""Interactive byte maps: one self-contained piece of HTML, made from the same records as the text and the figure.
+"""Interactive byte maps as one self-contained piece of HTML, made from the same records as the text and the figure.
 
-It is an image that a small inline script turns into a canvas: where no script runs (an untrusted notebook, paper)
-the image stays. The script gets the views and works out any byte of a storage of any size. It needs no network and no
-ids; everything that a user named is escaped. The same records give the same bytes.
+The HTML holds a picture. A small script replaces the picture by a canvas; without the script (an untrusted notebook,
+paper) the picture stays. The script gets the shapes and strides of the views and computes the owner and the writers of
+any byte, so the storage may be as large as you like. The HTML needs no network and no ids. All names given by a user are
+escaped. The same records give the same bytes of HTML.
 """
 
 import base64
 import json
-import re
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import cache, cached_property
 from html import escape
 from importlib.resources import files
 
 from kvviz.audit.findings import ARROW, FRAME, Finding
 from kvviz.audit.view import View
+from kvviz.cache.modes import get_mode
+from kvviz.show import colours, states
 from kvviz.show.byte_map import ByteMap, half_of
 from kvviz.show.byte_map_text import render_text
-from kvviz.show.colours import DATA_TINT, FIXED, HUES, ORANGE, RED, UNREACHED, Entry, Style, tint
+from kvviz.show.colours import HATCH_INK, SWATCH_STEP, Entry, Style
 from kvviz.show.describe import MOST_WRITERS, alt_text, counts, entries, hue_key, hues_of, scale_of
 from kvviz.show.overview import overview
 from kvviz.show.picture import picture
 from kvviz.show.pointing import POINTED, claim_of, shows
 
 MAX_BYTES = 1 << 53
-"""Addresses that the browser's numbers hold exactly."""
+"""Largest storage. JavaScript's numbers are exact below 2**53."""
 
-STRINGS_OR_BLANKS = {
-    "js": r"""("[^"]*"|'[^']*'|`[^`]*`)|\s*([-+*/<>=!&|,;:?{}()\[\]]+)\s*""",
-    "css": r"""("[^"]*")|\s*([,;{}])\s*""",
-}
-"""What is kept of a line of script or style as it is, or the punctuation whose blanks are left out."""
-
-SCRIPT = ("start.js", "views.js", "words.js", "looks.js", "drawing.js", "map.js")
-"""The script's parts in order; together they are one function."""
+SCRIPT = (
+    "start.js",
+    "packing.js",
+    "views.js",
+    "describe.js",
+    "colours.js",
+    "canvas.js",
+    "drawing.js",
+    "map.js",
+)
+"""The files of the script, in order. Together they are one function."""
 
 MOST_LETTERS = 160
 """Letters of a name or title that are shown."""
 
 Frames = Sequence[tuple[str, bytes]]
-"""What was done, and all bytes of the map's window after it; one after the other."""
+"""The steps of a time lapse, in order: the title of a step, and all bytes of the map's window after the step."""
 
 
 class MapView:
-    """Maps as a notebook shows them; ``html`` and ``text`` are the two renderings.
+    """Interactive maps for a notebook: the value of a cell. ``html`` and ``text`` are its two renderings.
+
+    Maps with the same window and storage size share the pointer, the selection and the zoom.
 
     Args:
-        maps: titles and their maps, or one map.
-        row_bytes: bytes a row; the page size gives a row a page.
-        finding: a finding to point at wherever a map shows it.
-        beside: the maps side by side (narrow screens stack them).
-        frames: a time lapse for the one map: titles and the window's bytes after each step.
-        png: whether front ends without HTML get a picture too.
-
-    Maps of one window share hover, selection and zoom.
+        maps: one map, or a mapping of titles to maps.
+        row_bytes: bytes per row. With the page size, each row is one page.
+        finding: a finding to mark on each map that shows its place.
+        beside: True puts the maps side by side, except on a narrow screen.
+        frames: a time lapse, for one map only: title and bytes of the window after each step.
+        png: True adds a figure for programs that show no HTML. The figure needs matplotlib.
 
     Raises:
-        ValueError: no map, an empty one, frames for several maps or of another length, a finding that has no
-            place, or a storage beyond 2**53 bytes.
+        ValueError: no map, an empty map, frames for several maps, frames of another length than the window, a finding
+            without a place, or a storage of 2**53 bytes or more.
     """
 
     def __init__(
@@ -77,28 +83,28 @@ class MapView:
 
     @property
     def alt_text(self) -> str:
-        """What is shown, with the counts, for those who do not see it."""
+        """What the maps show, with the counts, for readers who do not see them."""
         return " ".join([alt_text(self.maps, self.finding), *self._steps()])
 
     @property
     def text(self) -> str:
-        """The plain text twin."""
-        told = [f"{title}\n{render_text(record, self.row_bytes)}" for title, record in self.maps.items()]
-        said = ["\n".join(self._steps())] if self.frames else []
-        return "\n\n".join([*told, *said, *([str(self.finding)] if self.finding else [])])
+        """The maps, the steps and the finding as plain text."""
+        maps = [f"{title}\n{render_text(record, self.row_bytes)}" for title, record in self.maps.items()]
+        steps = ["\n".join(self._steps())] if self.frames else []
+        return "\n\n".join([*maps, *steps, *([str(self.finding)] if self.finding else [])])
 
     def _steps(self) -> list[str]:
-        """What each frame changed, in words."""
-        said = []
+        """Return a sentence for each frame: how many bytes changed, and where the first of these bytes lie."""
+        lines = []
         for (title, _), (_, changes) in zip(self.frames, self._changes, strict=True):
             count = sum(stop - first for first, stop in changes)
-            where = f", the first of bytes [{changes[0][0]}, {changes[0][1]}) of the window" if changes else ""
-            said.append(f"Then {title}: {count} bytes lie in stretches that changed{where}.")
-        return said
+            where = f"; the first are bytes [{changes[0][0]}, {changes[0][1]}) of the window" if changes else ""
+            lines.append(f"Then {title}: {count} bytes lie in stretches that changed{where}.")
+        return lines
 
     @cached_property
     def _changes(self) -> list[tuple[bytes, list[tuple[int, int]]]]:
-        """For each frame the bytes after it, and the stretches that it changed."""
+        """The bytes after each frame, and the stretches of bytes that the frame changed."""
         if not self.frames:
             return []
         (record,) = self.maps.values()
@@ -107,30 +113,34 @@ class MapView:
 
     @property
     def html(self) -> str:
-        """The maps and their script, to be put anywhere into a page."""
+        """The maps with their style and script, ready to be put anywhere into a page."""
+        hues = self._hues()
+        figures = [self._figure(title, record, hues) for title, record in self.maps.items()]
+        data = {
+            "maps": [self._data(record, hues) for record in self.maps.values()],
+            "colours": colours.for_javascript(),
+            "states": states.for_javascript(),
+            "most_writers": MOST_WRITERS,
+        }
+        script = "\n".join(map(_asset, SCRIPT)).replace('"@DATA@"', _json(data))
+        side = " kvviz-side" if self.beside and len(figures) > 1 else ""
+        body = f'<div class="kvviz{side}">{"".join(figures)}</div>'
+        return f"<style>{_css_colours()}{_asset('map.css')}</style>{body}<script>{script}</script>"
+
+    def _hues(self) -> dict[int | str, int]:
+        """Return the numbers of the hues; views that own no byte of the window get one too."""
         hues = hues_of(self.maps.values())
         for record in self.maps.values():
             for view in (*record.owners, *record.writers, *record.beneath):
                 key = hue_key(view.name)
                 hues.setdefault(key, max(hues.values(), default=-1) + 1 if isinstance(key, str) else key)
-        drawn = [self._figure(title, record, hues) for title, record in self.maps.items()]
-        side = " kvviz-side" if self.beside and len(drawn) > 1 else ""
-        data = {
-            "maps": [self._data(record, hues) for record in self.maps.values()],
-            "hues": HUES,
-            "red": RED,
-            "orange": ORANGE,
-            "most": MOST_WRITERS,
-        }
-        script = "\n".join(map(_asset, SCRIPT)).replace('"@DATA@"', _json(data))
-        body = f'<div class="kvviz{side}">{"".join(drawn)}</div>'
-        return f"<style>{_asset('map.css')}</style>{body}<script>{script}</script>"
+        return hues
 
     def _figure(self, title: str, record: ByteMap, hues: Mapping) -> str:
         png, rows = picture(record, self.row_bytes, hues)
         whole = -(-(record.stop - record.start) // self.row_bytes)
         cut = f" The picture shows the first {rows} of {whole} rows." if rows < whole else ""
-        geometry = "" if record.values is not None else " Geometry only: the bytes' values are not known."
+        geometry = "" if record.values is not None else " Geometry only: the values of the bytes are not known."
         window = f"{clipped(record.storage.name)}: bytes [{record.start}, {record.stop}) of {record.storage.nbytes}; "
         alt = alt_text({title: record}, self.finding if self.finding and shows(record, self.finding) else None)
         source = base64.b64encode(png).decode("ascii")
@@ -142,15 +152,15 @@ class MapView:
         )
 
     def _callout(self, record: ByteMap) -> str:
-        """What the finding says of this map, in a line above it."""
+        """Return the line above a map that shows the finding: who writes the marked bytes, or where they belong."""
         if self.finding is None or not shows(record, self.finding):
             return ""
         first, *others = self.finding.example
-        if self.finding.drawing == FRAME:
-            told = claim_of(self.finding, record.at(first.start_bytes).stop - first.start_bytes)
+        if self.finding.kind == "collision":
+            line = claim_of(self.finding, record.at(first.start_bytes).stop - first.start_bytes)
         else:
-            told = f"{first.text} is meant at byte {others[0].start_bytes} and lands at byte {first.start_bytes}"
-        return f'<div class="kvviz-note">{escape(clipped(told, 400))}</div>'
+            line = f"{first.text} belongs at byte {others[0].start_bytes} and lies at byte {first.start_bytes}"
+        return f'<div class="kvviz-note">{escape(clipped(line, 400))}</div>'
 
     def _data(self, record: ByteMap, hues: Mapping) -> dict:
         finding = self.finding if self.finding and shows(record, self.finding) else None
@@ -159,7 +169,7 @@ class MapView:
             "start": record.start,
             "stop": record.stop,
             "row": self.row_bytes,
-            "mode": record.kv_cache_dtype,
+            "mode": record.kv_cache_dtype and asdict(get_mode(record.kv_cache_dtype)),
             **_views(record, hues),
             "values": None if record.values is None else packed(record.values),
             "frames": [
@@ -187,15 +197,15 @@ class MapView:
 
 
 def named_maps(maps: Mapping[str, ByteMap] | ByteMap) -> dict[str, ByteMap]:
-    """Titles and maps; one map alone is titled by its window."""
+    """Return titles and maps. A map without a title gets its window as title."""
     if isinstance(maps, ByteMap):
         return {f"bytes {maps.start} to {maps.stop}": maps}
     if not maps or not isinstance(maps, Mapping):
-        raise ValueError("there is no map to show: give one ByteMap, or a mapping of titles to maps")
+        raise ValueError("there is no map to show: give one ByteMap, or a mapping of titles to ByteMaps")
     for title, record in maps.items():
         if not isinstance(title, str) or not isinstance(record, ByteMap):
             raise ValueError(
-                f"a title must be a text and stand for a ByteMap, not {title!r} for {type(record).__name__}"
+                f"maps must map titles (str) to ByteMaps, but {title!r} has the value {type(record).__name__}"
             )
     return dict(maps)
 
@@ -205,34 +215,44 @@ def _check(maps: Mapping[str, ByteMap], row_bytes: int, finding: Finding | None,
         raise ValueError(f"row_bytes must be at least 1, not {row_bytes}")
     for title, record in maps.items():
         if not record.ranges:
-            raise ValueError(f"{title!r} is a map without bytes, [{record.start}, {record.stop}): widen its window")
+            raise ValueError(f"the map {title!r} has no bytes, [{record.start}, {record.stop}): give a larger window")
         if record.storage.nbytes >= MAX_BYTES:
-            raise ValueError(f"{title!r}: {record.storage.nbytes} bytes are more than a browser counts exactly (2**53)")
+            raise ValueError(
+                f"{title!r}: a storage of {record.storage.nbytes} bytes is too large for a browser, whose numbers are "
+                f"exact below 2**53"
+            )
     if finding is not None and (finding.kind not in POINTED or not finding.example):
         raise ValueError(
-            f"a map points at the place of a finding of kind {', '.join(POINTED)}, not of this {finding.kind!r}: "
-            f"leave finding out"
+            f"a map marks findings of kind {', '.join(POINTED)} that have a place, not this {finding.kind!r}: "
+            f"leave out the argument finding"
         )
     if not frames:
         return
     if len(maps) != 1:
-        raise ValueError(f"frames show one map step by step, and {len(maps)} are given")
+        raise ValueError(f"frames need exactly one map, but {len(maps)} maps are given")
     (record,) = maps.values()
     if record.values is None:
-        raise ValueError("frames show how bytes change, and the map has no values: give byte_map(values=...)")
+        raise ValueError("frames need a map with values, and this map has none: give byte_map(values=...)")
     for title, after in frames:
         if len(after) != len(record.values):
-            raise ValueError(f"frame {title!r} has {len(after)} bytes and the map's window {len(record.values)}")
+            raise ValueError(
+                f"frame {title!r} has {len(after)} bytes and the map's window has {len(record.values)}: "
+                f"give all bytes of the window"
+            )
 
 
 def _views(record: ByteMap, hues: Mapping) -> dict:
-    """Owners and writers for the script; a writer that is an owner by its number, and forms that views share once."""
+    """Return the views for the script.
+
+    Views of one form (shape, strides and so on) share one entry of ``forms``. A writer that is also an owner is sent as
+    the owner's number.
+    """
     forms: dict[str, int] = {}
     everybody = (*record.owners, *record.writers, *record.beneath)
     ids = {name: n for n, name in enumerate(dict.fromkeys(view.name for view in everybody))}
 
     def shown(view: View) -> list:
-        """Name, form, offset in bytes, hue, identity; then the layer and the identity of its scale view, if any."""
+        """Return name, form, offset in bytes, hue and id; then layer and id of the scale view, if the view has them."""
         form = {
             "role": clipped(view.role),
             "half": half_of(view.name),
@@ -242,9 +262,11 @@ def _views(record: ByteMap, hues: Mapping) -> dict:
             "axes": [clipped(axis) for axis in view.axes],
         }
         key, number = hue_key(view.name), forms.setdefault(_json(form), len(forms))
-        told = [clipped(view.name), number, view.offset * view.itemsize, hues[key], ids[view.name]]
-        more = [key if isinstance(key, int) else None, ids.get(scale_of(view.name))]
-        return [*told, *more] if more[1] is not None else [*told, *more[:1]] if more[0] is not None else told
+        fields = [clipped(view.name), number, view.offset * view.itemsize, hues[key], ids[view.name]]
+        fields += [key if isinstance(key, int) else None, ids.get(scale_of(view.name))]
+        while fields[-1] is None:  # two nulls less for each of many views
+            fields.pop()
+        return fields
 
     numbers = {view: n for n, view in enumerate(record.owners)}
     owners = [shown(view) for view in record.owners]
@@ -254,9 +276,10 @@ def _views(record: ByteMap, hues: Mapping) -> dict:
 
 
 def _strip(record: ByteMap) -> list[tuple[int, int, int]]:
-    """The overview: bytes owned and written, and twice the number of the owner of the most, plus 1 if it is shared.
+    """Return the columns of the overview: bytes owned, bytes written, and a code for the owner of most bytes.
 
-    Nothing where the map shows the whole storage anyhow.
+    The code is twice the owner's number (-1 for nobody), plus 1 if other owners share the column. A map that shows the
+    whole storage needs no overview: the list is empty.
     """
     if record.stop - record.start == record.storage.nbytes:
         return []
@@ -266,7 +289,7 @@ def _strip(record: ByteMap) -> list[tuple[int, int, int]]:
 
 
 def _differences(before: bytes, after: bytes, near: int = 4) -> list[tuple[int, int]]:
-    """Stretches in which two byte strings differ; those nearer than ``near`` bytes are taken together."""
+    """Return the stretches in which two byte strings differ. Stretches less than ``near`` bytes apart become one."""
     found: list[list[int]] = []
     for at, (old, new) in enumerate(zip(before, after, strict=True)):
         if old != new:
@@ -280,56 +303,56 @@ def _differences(before: bytes, after: bytes, near: int = 4) -> list[tuple[int, 
 def _legend(shown: Sequence[Entry]) -> str:
     items = []
     for entry in shown:
-        state = next((state for state, style in FIXED.items() if entry.styles == (style,)), None)
-        key = state or f"hue {HUES.index(SHADES[entry.styles[0].fill][0])}"
         swatches = "".join(f'<span class="kvviz-swatch" style="{_css(style)}"></span>' for style in entry.styles)
-        items.append(f'<li data-kvviz="{key}">{swatches}{escape(clipped(entry.text))}</li>')
+        items.append(f'<li data-kvviz="{entry.key}">{swatches}{escape(clipped(entry.text))}</li>')
     return f'<ul class="kvviz-legend">{"".join(items)}</ul>'
 
 
-SHADES = {tint(hue, share): (hue, share) for hue in HUES for share in (1.0, *DATA_TINT.values())}
-"""The pure hue of each shade, and how much of it is left."""
-
-
 def _css(style: Style) -> str:
-    """A swatch's background: thinned with the page's own colour where the browser can, else with white."""
-    lines = {"/////": "135deg", "xxx": "45deg"}.get(style.hatch)
-    if lines:
-        return f"background:repeating-linear-gradient({lines},{style.fill} 0 3px,#3a3a3a 3px 4px)"
-    if style == UNREACHED:
-        return "background:var(--kvviz-paper,#fff)"
-    if style.fill not in SHADES:
-        return "background:color-mix(in srgb,#969696 28%,var(--kvviz-paper,#fff))"
-    hue, share = SHADES[style.fill]
-    return f"background:{style.fill};background:color-mix(in srgb,{hue} {share:.0%},var(--kvviz-paper,#fff))"
+    """Return the background of a swatch: the style's share of its colour, over the colour of the page.
+
+    A browser without ``color-mix`` mixes with white instead.
+    """
+    if style.hatch and style.hatch.swatch_angle is not None:
+        line = f"{style.fill} 0 {SWATCH_STEP - 1}px,{HATCH_INK} {SWATCH_STEP - 1}px {SWATCH_STEP}px"
+        return f"background:repeating-linear-gradient({style.hatch.swatch_angle}deg,{line})"
+    if style.share == 0:
+        return "background:var(--kvviz-paper)"
+    mixed = f"color-mix(in srgb,{style.colour} {style.share:.0%},var(--kvviz-paper))"
+    return f"background:{style.fill};background:{mixed}"
+
+
+def _css_colours() -> str:
+    """Return the colours that ``map.css`` takes outside JupyterLab, where no theme defines its own."""
+    return (
+        f".kvviz{{--kvviz-default-ink:{colours.INK};--kvviz-default-soft:{colours.GREY};--kvviz-white:{colours.WHITE}}}"
+    )
 
 
 def clipped(text: str, most: int = MOST_LETTERS) -> str:
-    """A name that cannot change anything around it: controls and overrides of direction spelled out, long ones cut."""
+    """Return a text that cannot change the text around it: control characters are spelled out, long texts are cut."""
     plain = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text[: most + 1])
     return plain if len(plain) <= most else f"{plain[:most]}…"
 
 
 def packed(data: bytes) -> str:
-    """Bytes as text, five letters for four bytes, none of which must be escaped in a script."""
+    """Return bytes as text: five letters for four bytes. No letter needs to be escaped in a script."""
     return base64.b85encode(data).decode("ascii").translate(SAFE)
 
 
 SAFE = str.maketrans("<>&", ",:.")
+"""Base 85 has three letters that HTML reserves; three letters that base 85 leaves out replace them."""
 
 
 def _json(data: dict) -> str:
-    """JSON that may stand inside a script: no ``<`` that could end it."""
+    """Return JSON that may stand in a script: it has no ``<`` that could end the script."""
     text = json.dumps(data, separators=(",", ":"), ensure_ascii=True)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 @cache
 def _asset(name: str) -> str:
-    """A file of ``assets/``, without its comments, its indentation and the blanks around its punctuation."""
+    """Return a file of ``assets/`` without its indentation and without lines that are comments."""
     text = files("kvviz.show").joinpath("assets", name).read_text(encoding="utf-8")
     lines = (line.strip() for line in text.splitlines())
-    lines = (re.sub(r"\s+// .*$", "", line) for line in lines if line and not line.startswith("//"))
-    kept = STRINGS_OR_BLANKS[name.rpartition(".")[2]]
-    lines = (re.sub(kept, lambda found: found[1] or found[2], line) for line in lines)
-    return re.sub(r"(?<=[{},;])\n", "", "\n".join(lines))
+    return "\n".join(line for line in lines if line and not line.startswith("//"))

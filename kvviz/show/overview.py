@@ -1,6 +1,7 @@
-"""A whole storage, however large, in a few hundred columns: how many bytes of each are owned and written, exactly.
+"""The overview strip under an interactive map: a whole storage, of any size, in a few hundred columns.
 
-Nothing is drawn byte by byte: how many of a view's bytes lie below an address is counted from its strides.
+A column has exact counts of its bytes: how many are owned, and how many are written. The counts come from the strides of
+the views, so a storage of 40 GiB costs no more than a small one.
 """
 
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from kvviz.show.byte_map import ByteMap
 from kvviz.show.describe import hue_key
 
 COLUMNS = 200
+"""Columns of an overview. A strip on a screen is 500 to 1000 pixels wide, so a column has at least two pixels."""
 
 
 @dataclass(frozen=True)
@@ -21,10 +23,10 @@ class Column:
     """Bytes ``[start, stop)`` of a storage.
 
     Attributes:
-        owned: how many of them owners claim, a byte of two owners twice.
-        written: the same of writers. More written than owned bytes: some are written more than once.
-        most: the owner of the most of them, or nothing where nobody owns any.
-        shared: whether other owners have at least a fifth as many.
+        owned: bytes with an owner; a byte with two owners counts twice.
+        written: bytes with a writer, counted alike. If ``written`` is larger than ``owned``, some bytes are written twice.
+        most: name of the view that owns most of the bytes, or "" if no view owns any.
+        shared: True if views of other layers own at least a fifth as many bytes.
     """
 
     start: int
@@ -36,7 +38,10 @@ class Column:
 
 
 def overview(record: ByteMap, columns: int = COLUMNS) -> tuple[Column, ...]:
-    """The storage of a map in at most ``columns`` columns; empty where views meet themselves in too many ways."""
+    """Return the storage of a map in at most ``columns`` columns.
+
+    The answer is empty if the strides of a view are too irregular to count its bytes within the work limit.
+    """
     size = record.storage.nbytes
     count = min(columns, size)
     edges = np.asarray([size * n // count for n in range(count + 1)], np.int64)
@@ -56,7 +61,7 @@ def overview(record: ByteMap, columns: int = COLUMNS) -> tuple[Column, ...]:
 
 
 def _by_view(views: Sequence[View], edges: np.ndarray) -> np.ndarray:
-    """Bytes that each view claims between the edges: ``(views, columns)``."""
+    """Count the bytes of each view between the edges. Shape (views, columns)."""
     below = [sum((_below(lane, edges) for lane in byte_lanes(view)), np.zeros_like(edges)) for view in views]
     return np.diff(np.asarray(below, np.int64).reshape(len(views), len(edges)), axis=1)
 
@@ -66,15 +71,19 @@ def _below(lane: Lane, edges: np.ndarray) -> np.ndarray:
 
 
 def _pattern_below(p: Pattern, edges: np.ndarray) -> np.ndarray:
-    """Bytes of a pattern below each edge. Copies may interlock: those that an edge cuts are taken one by one."""
+    """Count the bytes of a pattern below each edge.
+
+    A pattern is a row of copies, ``step`` bytes apart. Copies that end below the edge count in full. Copies may
+    interlock, so an edge can cut several copies; the bytes of each such copy are counted one copy after the other.
+    """
     interlocked = -(-p.span // p.step) if p.count > 1 else 1
     whole = np.clip((edges - p.base - p.span) // p.step + 1, 0, p.count)
     total = whole * (len(p.starts) * p.width)
     for ahead in range(interlocked):
         copy = whole + ahead
         rest = edges - p.base - copy * p.step
-        runs = np.searchsorted(p.starts, rest)
-        last = np.clip(rest - p.starts[np.maximum(runs - 1, 0)], 0, p.width)
-        part = np.where(runs > 0, (runs - 1) * p.width + last, 0)
+        pieces = np.searchsorted(p.starts, rest)
+        last = np.clip(rest - p.starts[np.maximum(pieces - 1, 0)], 0, p.width)
+        part = np.where(pieces > 0, (pieces - 1) * p.width + last, 0)
         total += np.where(copy < p.count, part, 0)
     return total

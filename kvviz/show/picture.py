@@ -1,4 +1,4 @@
-"""A map as a small PNG of plain pixels: what is seen where no script runs, and on paper."""
+"""A byte map as a small PNG. It is shown on paper, and wherever the script of the interactive map does not run."""
 
 import io
 from collections.abc import Mapping
@@ -7,24 +7,30 @@ import numpy as np
 from PIL import Image
 
 from kvviz.show.byte_map import ByteMap
-from kvviz.show.colours import UNREACHED, Style, rgb
+from kvviz.show.colours import HATCH_INK, UNREACHED, WHITE, Hatch, Style, rgb
 from kvviz.show.describe import style_of
+from kvviz.show.states import STATES
 
 WIDTH_PIXELS, ROW_PIXELS, MAX_PIXELS = 1024, 12, 1400
+"""Largest width of a picture, and largest heights of a row and of the whole picture, in pixels."""
+
+MIN_ROW_PIXELS, MIN_GAP_PIXELS = 3, 5
+"""Smallest height of a row, and the smallest height of a row that has room for a gap below it, in pixels."""
+
 CLEAR = 0
-"""Palette index of the gaps between rows; transparent."""
+"""Palette index of the gaps between rows. This entry is transparent."""
 
 
 def picture(record: ByteMap, row_bytes: int, hues: Mapping[int | str, int]) -> tuple[bytes, int]:
-    """The map's rows from its first byte on as a palette PNG, and how many rows of it fit the picture.
+    """Draw the first rows of a map. Return the PNG, and the number of rows that fit into the picture.
 
-    A byte is as many pixels wide as fit; where several bytes share a pixel, the worst state is what it shows.
-    The same record gives the same bytes.
+    All bytes have the same width in pixels. If several bytes share a pixel, the pixel shows the most severe state. The
+    same record gives the same PNG.
     """
     every = max(1, -(-row_bytes // WIDTH_PIXELS))
     scale = max(1, WIDTH_PIXELS // row_bytes)
     rows = -(-(record.stop - record.start) // row_bytes)
-    height = min(ROW_PIXELS, max(3, MAX_PIXELS // rows))
+    height = min(ROW_PIXELS, max(MIN_ROW_PIXELS, MAX_PIXELS // rows))
     shown = min(rows, MAX_PIXELS // height)
     codes, styles = _codes(record, hues)
     grid = np.zeros((rows, -(-row_bytes // every) * every), np.uint8)
@@ -41,30 +47,32 @@ def picture(record: ByteMap, row_bytes: int, hues: Mapping[int | str, int]) -> t
 
 
 def _codes(record: ByteMap, hues: Mapping[int | str, int]) -> tuple[np.ndarray, list[Style]]:
-    """Each byte's number of a style, from 1 on; what is wrong has the highest numbers."""
-    severity = {"right": 1, "unowned": 0, "unreached": 2, "misplaced": 3, "contested": 4}
-    of_run = [style_of(run, hues) for run in record.ranges]
-    worst = {style: severity[run.state] for run, style in zip(record.ranges, of_run, strict=True)}
-    styles = sorted(worst, key=lambda style: worst[style])
+    """Return the number of each byte's style, counted from 1, and the styles. Severe states have high numbers."""
+    of_range = [style_of(stretch, hues) for stretch in record.ranges]
+    severity = {style: STATES[stretch.state].severity for stretch, style in zip(record.ranges, of_range, strict=True)}
+    styles = sorted(severity, key=lambda style: severity[style])
     number = {style: n + 1 for n, style in enumerate(styles)}
-    lengths = [run.stop - run.start for run in record.ranges]
-    return np.repeat(np.asarray([number[style] for style in of_run], np.uint8), lengths), styles
+    lengths = [stretch.stop - stretch.start for stretch in record.ranges]
+    return np.repeat(np.asarray([number[style] for style in of_range], np.uint8), lengths), styles
+
+
+def _lines(hatch: Hatch, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Return True for each pixel that a line or dot of the hatch covers."""
+    rising, falling = (x + y) % hatch.picture_step == 0, (x - y) % hatch.picture_step == 0
+    if hatch.kind == "dots":
+        return (x % hatch.picture_step == 0) & (y % hatch.picture_step == 0)
+    return rising if hatch.kind == "stripes" else rising | falling
 
 
 def _hatched(pixels: np.ndarray, styles: list[Style], height: int) -> np.ndarray:
-    """Gaps between rows, and strokes over what is wrong; the ink of strokes is one palette entry behind the styles."""
+    """Draw the hatches and the gaps between rows. The ink of the hatches is the palette entry after the last style."""
     y, x = np.indices(pixels.shape, sparse=True)
-    strokes = {
-        "/////": (x + y) % 6 == 0,
-        "xxx": ((x + y) % 6 == 0) | ((x - y) % 6 == 0),
-        "..": (x % 4 == 0) & (y % 4 == 0),
-    }
     for number, style in enumerate(styles, 1):
         if style.hatch:
-            pixels = np.where((pixels == number) & strokes[style.hatch], len(styles) + 1, pixels)
-    if height >= 5:
+            pixels = np.where((pixels == number) & _lines(style.hatch, x, y), len(styles) + 1, pixels)
+    if height >= MIN_GAP_PIXELS:
         pixels[height - 1 :: height] = CLEAR
-        if UNREACHED in styles:  # white on paper: lines above and below
+        if UNREACHED in styles:  # white on white paper would not be seen: lines above and below
             white, ink = styles.index(UNREACHED) + 1, len(styles) + 1
             for line in (0, height - 2):
                 pixels[line::height] = np.where(pixels[line::height] == white, ink, pixels[line::height])
@@ -72,5 +80,5 @@ def _hatched(pixels: np.ndarray, styles: list[Style], height: int) -> np.ndarray
 
 
 def _palette(styles: list[Style]) -> list[int]:
-    colours = ["#FFFFFF", *(style.fill for style in styles), "#3A3A3A"]
+    colours = [WHITE, *(style.fill for style in styles), HATCH_INK]
     return [part for colour in colours for part in rgb(colour)]

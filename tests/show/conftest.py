@@ -1,4 +1,4 @@
-"""What every test of renderings may use: pages that must not complain."""
+"""Fixtures of the tests of renderings: browser pages that must not report errors."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from kvviz.show.live_map import MapView
 
 @pytest.fixture
 def shown(opened):
-    """Opens a view or a piece of HTML; no page may have thrown, or written an error to the console, by the end."""
+    """Return a function that opens a view or HTML. At the end, no page may have an error in its script or console."""
     pages = []
 
     def show(view: MapView | str, **more):

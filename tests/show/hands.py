@@ -1,4 +1,4 @@
-"""What a hand does to a map in a browser, and what an eye reads there."""
+"""Move the pointer on a map in a browser, and read the map's texts and pixels."""
 
 import torch
 
@@ -10,7 +10,7 @@ MAPS = "[...document.querySelectorAll('canvas[role=application]')]"
 
 
 def ask(page, call: str, n: int = 0):
-    """What the nth map answers: ``ask(page, "where(5)")``."""
+    """Return the answer of the nth map to a call, for example ``ask(page, "where(5)")``."""
     return page.evaluate(f"{MAPS}[{n}].kvviz.{call}")
 
 
@@ -19,7 +19,7 @@ def canvas(page, n: int = 0):
 
 
 def place(page, byte: int, n: int = 0) -> tuple[float, float]:
-    """The middle of a byte, in the window."""
+    """Return the middle of a byte, in coordinates of the window."""
     where, box = ask(page, f"where({byte})", n), canvas(page, n).bounding_box()
     assert where["shown"], byte
     return box["x"] + where["x"], box["y"] + where["y"]
@@ -30,20 +30,20 @@ def hover(page, byte: int, n: int = 0) -> None:
 
 
 def tips(page) -> list[list[str] | None]:
-    """The lines of each map's tooltip, None where it is hidden."""
+    """Return the lines of each map's tooltip, or None for a hidden tooltip."""
     return page.evaluate(
         "[...document.querySelectorAll('.kvviz-tip')].map(tip => getComputedStyle(tip).display === 'none' ? null"
         " : [...tip.children].map(line => line.textContent))"
     )
 
 
-def said(page, n: int = 0) -> list[str]:
-    """The lines that a screen reader is given."""
-    return page.locator(".kvviz-said").nth(n).text_content().split("\n")
+def selected_lines(page, n: int = 0) -> list[str]:
+    """Return the lines below the nth map, which a screen reader reads."""
+    return page.locator(".kvviz-selected").nth(n).text_content().split("\n")
 
 
 def pixel(page, byte: int, n: int = 0) -> tuple[int, int, int]:
-    """The colour on white near the lower edge of a byte, where no word is in the way."""
+    """Return the colour, over white, near the lower edge of a byte. No text is drawn there."""
     script = f"""([byte, n]) => {{
         const canvas = {MAPS}[n], at = canvas.kvviz.where(byte), ratio = devicePixelRatio;
         const [x, y] = [Math.round(at.x * ratio), Math.round((at.y + 6) * ratio)];
@@ -54,17 +54,17 @@ def pixel(page, byte: int, n: int = 0) -> tuple[int, int, int]:
 
 
 def giant() -> tuple[CacheSpec, ByteMap, ByteMap]:
-    """A cache of 44 GiB without values: a window in its middle, and its last block."""
+    """Return a cache of 44 GiB without values, as two maps: a window in the middle, and the last block."""
     spec = CacheSpec(28, 50_269, 16, 8, 128, "fp8_per_token_head")
     cache = allocate(spec, "cross-layer NHD", "meta")
-    owners, claims = cache.owners(), cache.writers(cache.carve_scales("shape"))
+    owners, writers = cache.owners(), cache.writers(cache.carve_scales("shape"))
     last = cache.storage_of(0).nbytes
-    middle = byte_map(owners, claims, window=(1 << 35, (1 << 35) + 65_536))
-    return spec, middle, byte_map(owners, claims, window=(last - 28 * spec.page_size_bytes, last))
+    middle = byte_map(owners, writers, window=(1 << 35, (1 << 35) + 65_536))
+    return spec, middle, byte_map(owners, writers, window=(last - 28 * spec.page_size_bytes, last))
 
 
 def one_stranger() -> tuple[CacheSpec, ByteMap]:
-    """Only layer 1 writes scales, by the strides of the shape: into cells of layers 0 and 2, and its own."""
+    """Return a map on which layer 1 alone writes scales, with strides from the shape: also into layers 0 and 2."""
     spec = CacheSpec(3, 3, 2, 2, 16, "int8_per_token_head")
     cache = allocate(spec, "cross-layer NHD", "cpu")
     cache.storages[0].copy_(torch.arange(1440, dtype=torch.uint8))
@@ -73,5 +73,5 @@ def one_stranger() -> tuple[CacheSpec, ByteMap]:
 
 
 def first(record: ByteMap, state: str) -> int:
-    """The first byte in a state."""
-    return next(run.start for run in record.ranges if run.state == state)
+    """Return the first byte in a state."""
+    return next(stretch.start for stretch in record.ranges if stretch.state == state)

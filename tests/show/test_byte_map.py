@@ -1,4 +1,4 @@
-"""The byte map against a count of every byte by hand."""
+"""The byte map agrees with a plain count of every byte."""
 
 import contextlib
 import itertools
@@ -14,13 +14,15 @@ from kvviz.audit.view import Storage, View
 from kvviz.cache.buffers import allocate
 from kvviz.cache.layout import LAYOUTS
 from kvviz.cache.spec import CacheSpec
-from kvviz.show.byte_map import MAX_WINDOW_BYTES, STATES, ByteMap, Part, _cells_by_byte, byte_map, byte_maps, rows
+from kvviz.show.byte_map import MAX_WINDOW_BYTES, ByteMap, Part, _cells_by_byte, byte_map, byte_maps
+from kvviz.show.rows import rows
+from kvviz.show.states import STATES
 
 INT8 = "int8_per_token_head"
 
 
 def cells_of(view: View) -> dict[int, Part]:
-    """Byte -> the cell that claims it, one index after the other in plain Python; the last claim counts."""
+    """Return the cell of each byte, one index after the other in plain Python. If cells overlap, the last one counts."""
     cells = {}
     in_bytes = view.axes[-1:] == ("byte",)
     for index in itertools.product(*map(range, view.shape)):
@@ -31,23 +33,23 @@ def cells_of(view: View) -> dict[int, Part]:
     return cells
 
 
-def brute_force(owners, claims, start: int, stop: int) -> list[tuple]:
-    """For each byte: its first owner (data first), its writers in order, and its state."""
-    claimed = {view.name for view in claims}
+def brute_force(owners, writers, start: int, stop: int) -> list[tuple]:
+    """Return (owner, writers, state) of each byte. If data and scale both own a byte, data is the owner."""
+    replaced = {view.name for view in writers}
     own = [cells_of(view) for view in owners]
-    write = [cells_of(view) for view in [*(v for v in owners if v.name not in claimed), *claims]]
+    write = [cells_of(view) for view in [*(v for v in owners if v.name not in replaced), *writers]]
     answer = []
     for byte in range(start, stop):
         mine = [cells[byte] for cells in own if byte in cells]
-        writers = tuple(cells[byte] for cells in write if byte in cells)
+        found = tuple(cells[byte] for cells in write if byte in cells)
         owner = next((part for part in mine if part.role == "data"), mine[0] if mine else None)
-        if len(writers) > 1:
+        if len(found) > 1:
             state = "contested"
-        elif writers:
-            state = "right" if writers[0] in mine else "misplaced"
+        elif found:
+            state = "right" if found[0] in mine else "misplaced"
         else:
             state = "unreached" if mine else "unowned"
-        answer.append((owner, writers, state))
+        answer.append((owner, found, state))
     return answer
 
 
@@ -56,12 +58,12 @@ def per_byte(record: ByteMap) -> list[tuple]:
 
 
 def views_of(cache, carve: str | None, storage: Storage):
-    claims = cache.writers(cache.carve_scales(carve)) if carve else ()
-    return [v for v in cache.owners() if v.storage == storage], [v for v in claims if v.storage == storage]
+    writers = cache.writers(cache.carve_scales(carve)) if carve else ()
+    return [v for v in cache.owners() if v.storage == storage], [v for v in writers if v.storage == storage]
 
 
 def caches():
-    """Every layout and carving that exists, with and without a tail, padded and not; sizes drawn by lot."""
+    """Yield every layout with every way to carve scales, with and without tail and padding. Sizes are random."""
     lot = random.Random(48412)
     for name, carve, tail, padded in itertools.product(LAYOUTS, ("shape", "strides", None), (True, False), (0, 12)):
         layout = LAYOUTS[name]
@@ -74,22 +76,22 @@ def caches():
         spec = CacheSpec(*sizes, 16, mode, tail=tail)
         if padded:
             spec = replace(spec, page_size_padded=spec.content_page_size_bytes + padded)
-        with contextlib.suppress(ValueError):  # heads outside the page: no padding there
+        with contextlib.suppress(ValueError):  # this layout has heads outside the page, so pages cannot be padded
             yield pytest.param(allocate(spec, layout, "meta"), carve, id=f"{name}-{carve}-tail{tail}-pad{padded}")
 
 
 @pytest.mark.parametrize("cache, carve", list(caches()))
-def test_equals_a_count_by_hand(cache, carve):
+def test_the_map_equals_a_plain_count(cache, carve):
     storage = cache.storage_of(cache.spec.num_layers - 1)
-    owners, claims = views_of(cache, carve, storage)
-    record = byte_map(owners, claims)
-    assert per_byte(record) == brute_force(owners, claims, 0, storage.nbytes)
+    owners, writers = views_of(cache, carve, storage)
+    record = byte_map(owners, writers)
+    assert per_byte(record) == brute_force(owners, writers, 0, storage.nbytes)
     assert [r.start for r in record.ranges] == [0, *(r.stop for r in record.ranges[:-1])]
     assert record.ranges[-1].stop == storage.nbytes == sum(record.count(state) for state in STATES)
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_equals_a_count_by_hand_for_views_of_any_shape(seed):
+def test_the_map_equals_a_plain_count_for_views_of_any_shape(seed):
     lot = random.Random(seed)
     storage = Storage("heap", 96)
 
@@ -102,15 +104,15 @@ def test_equals_a_count_by_hand_for_views_of_any_shape(seed):
                 return made
 
     owners = [view("layer 0 K data", "data"), view("layer 0 K scale", "scale"), view("other", "scale")]
-    claims = [view("layer 0 K scale", "scale"), view("other", "scale")][: lot.randint(0, 2)]
+    writers = [view("layer 0 K scale", "scale"), view("other", "scale")][: lot.randint(0, 2)]
     start = lot.randint(0, 60)
     stop = lot.randint(start + 1, 96)
-    record = byte_map(owners, claims, window=(start, stop))
-    assert per_byte(record) == brute_force(owners, claims, start, stop)
+    record = byte_map(owners, writers, window=(start, stop))
+    assert per_byte(record) == brute_force(owners, writers, start, stop)
 
 
 def listed(view: View, start: int, stop: int) -> list[int]:
-    """The flat number of the element that fills each byte, or -1, from a list of all elements."""
+    """Return the flat number of the element that holds each byte, or -1, from a list of all elements."""
     starts = view.starts.ravel()
     row = np.full(stop - start, -1)
     for byte in range(view.itemsize):
@@ -121,7 +123,7 @@ def listed(view: View, start: int, stop: int) -> list[int]:
 
 
 @pytest.mark.parametrize("seed", range(300))
-def test_pruning_leaves_what_a_full_list_gives(seed):
+def test_a_window_has_the_elements_of_a_full_list(seed):
     lot = random.Random(seed)
     shape = tuple(lot.randint(0 if lot.random() < 0.1 else 1, 4) for _ in range(lot.randint(0, 4)))
     stride = tuple(lot.choice((-37, -16, -7, -3, -1, 0, 0, 1, 2, 5, 16, 40)) for _ in shape)
@@ -137,10 +139,10 @@ def test_a_small_window_of_a_large_cache_costs_little(layout):
     spec = CacheSpec(28, 5000, 16, 8, 128, "fp8_per_token_head")
     cache = allocate(spec, layout, "meta")
     storage = cache.storage_of(27)
-    owners, claims = views_of(cache, "strides", storage)
+    owners, writers = views_of(cache, "strides", storage)
     at = storage.nbytes // 2
     tracemalloc.start()
-    record = byte_map(owners, claims, window=(at, at + 64))
+    record = byte_map(owners, writers, window=(at, at + 64))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert record.count("right") == 64 and peak < 4 << 20
@@ -150,24 +152,24 @@ def test_every_state_occurs_in_these_tests():
     seen = set()
     for case in caches():
         cache, carve = case.values
-        owners, claims = views_of(cache, carve, cache.storage_of(0))
-        seen |= {run.state for run in byte_map(owners, claims).ranges}
+        owners, writers = views_of(cache, carve, cache.storage_of(0))
+        seen |= {stretch.state for stretch in byte_map(owners, writers).ranges}
     assert seen == set(STATES)
 
 
 @pytest.fixture
 def story():
-    """The corruption: 4 layers, 4 blocks, cross-layer, scale views carved from the shape."""
+    """Return the cache of the corruption: 4 layers, 4 blocks, cross-layer."""
     return allocate(CacheSpec(4, 4, 2, 2, 16, INT8), "cross-layer NHD")
 
 
 def test_counts_of_the_story(story):
     record = byte_map(*views_of(story, "shape", story.storage_of(0)))
     assert [record.count(state) for state in STATES] == [2048, 128, 0, 384, 0]
-    run = record.at(16)
-    assert (run.start, run.stop, run.state) == (16, 20, "contested")
-    assert [part.layer for part in run.writers] == [0, 1, 2, 3]
-    assert str(run) == (
+    stretch = record.at(16)
+    assert (stretch.start, stretch.stop, stretch.state) == (16, 20, "contested")
+    assert [part.layer for part in stretch.writers] == [0, 1, 2, 3]
+    assert str(stretch) == (
         "[16, 20) contested: layer 0 K scale [block 0, token 0, head 0] <- layer 1 K scale [block 0, token 0, head 0]; "
         "layer 2 K scale [block 0, token 0, head 0], and 1 more"
     )
@@ -175,8 +177,8 @@ def test_counts_of_the_story(story):
 
 @pytest.mark.parametrize("window", [(0, 1), (17, 19), (155, 805), (2559, 2560)])
 def test_a_window_is_a_part_of_the_whole(story, window):
-    owners, claims = views_of(story, "shape", story.storage_of(0))
-    whole, part = byte_map(owners, claims), byte_map(owners, claims, window=window)
+    owners, writers = views_of(story, "shape", story.storage_of(0))
+    whole, part = byte_map(owners, writers), byte_map(owners, writers, window=window)
     assert per_byte(part) == per_byte(whole)[slice(*window)]
     assert (part.start, part.stop) == (part.ranges[0].start, part.ranges[-1].stop) == window
 
@@ -192,18 +194,57 @@ def test_values_are_the_bytes_of_the_window(story):
     assert byte_map(owners, values=story.storages[0].numpy(), window=(0, 2)).values == bytes([0, 1])
 
 
+def test_values_may_be_plain_bytes_and_windows_numpy_integers(story):
+    raw = bytes(range(256)) * 10
+    for values in (raw, bytearray(raw), memoryview(raw), np.frombuffer(raw, np.uint8), torch.tensor(list(raw)).byte()):
+        record = byte_map(story.owners(), values=values, window=(np.int64(250), np.uint16(260)))
+        assert record.values == raw[250:260] and (record.start, record.stop) == (250, 260)
+        assert type(record.start) is int
+
+
+@pytest.mark.parametrize(
+    "values, found",
+    [
+        (bytes, "<class 'bytes'>"),
+        ("text", "'text'"),
+        (7, "7"),
+        ({}, "{}"),
+        (torch.zeros(2560), r"Tensor of float32 with shape \(2560,\)"),
+        (torch.zeros(16, 160, dtype=torch.uint8), r"Tensor of uint8 with shape \(16, 160\)"),
+        (np.zeros((), np.uint8), r"ndarray of uint8 with shape \(\)"),
+        (np.zeros(2560, np.int16), r"ndarray of int16 with shape \(2560,\)"),
+    ],
+)
+def test_values_of_a_wrong_kind_raise(story, values, found):
+    with pytest.raises(
+        ValueError, match=f"values must be bytes, or a uint8 tensor or array with one axis, not {found}"
+    ):
+        byte_map(story.owners(), values=values)
+
+
+@pytest.mark.parametrize("window", [(0.0, 4), (1,), 5, "ab", (None, 4)])
+def test_a_window_that_is_not_two_integers_raises(story, window):
+    with pytest.raises(ValueError, match="window must be two integers"):
+        byte_map(story.owners(), window=window)
+
+
+def test_an_unknown_mode_raises_and_names_the_nearest(story):
+    with pytest.raises(ValueError, match="did you mean 'int8_per_token_head'"):
+        byte_map(story.owners(), kv_cache_dtype="int8_per_tokn_head")
+
+
 @pytest.mark.parametrize("row_bytes", [1, 7, 160, 5000])
 def test_rows_hold_every_byte_once(story, row_bytes):
     record = byte_map(*views_of(story, "shape", story.storage_of(0)), window=(33, 1111))
     cut = rows(record, row_bytes)
     assert [row.start for row in cut] == list(range(33, 1111, row_bytes))
-    runs = [run for row in cut for run in row.ranges]
-    assert [(r.owner, r.writers, r.state) for r in runs for _ in range(r.start, r.stop)] == per_byte(record)
+    ranges = [stretch for row in cut for stretch in row.ranges]
+    assert [(r.owner, r.writers, r.state) for r in ranges for _ in range(r.start, r.stop)] == per_byte(record)
     for row in cut:
-        assert all(row.start <= run.start < run.stop <= row.start + row_bytes for run in row.ranges)
+        assert all(row.start <= r.start < r.stop <= row.start + row_bytes for r in row.ranges)
 
 
-def test_rows_of_a_page_say_whose_they_are(story):
+def test_rows_of_a_page_name_block_and_layer(story):
     labels = [row.label for row in rows(byte_map(story.owners()), 160)]
     assert labels == [f"block {block} · layer {layer}" for block in range(4) for layer in range(4)]
     assert [row.mixed for row in rows(byte_map(story.owners()), 160)] == [False] * 16
@@ -212,7 +253,7 @@ def test_rows_of_a_page_say_whose_they_are(story):
     assert rows(byte_map(story.owners()), 5000)[0].label == "blocks 0–3 · layers 0–3"
 
 
-def test_rows_of_views_without_a_home_have_no_label():
+def test_rows_without_block_and_layer_have_no_label():
     heap = Storage("heap", 16)
     (row,) = rows(byte_map([View("weights", heap, (8,), (1,))]), 16)
     assert (row.label, row.mixed) == ("", True)
@@ -249,17 +290,17 @@ def test_errors_name_the_values(story):
 def test_a_map_for_each_storage():
     cache = allocate(CacheSpec(3, 2, 2, 2, 16, INT8), "NHD", "cpu")
     cache.storages[1].fill_(7)
-    claims = cache.writers(cache.carve_scales("strides"))
-    maps = byte_maps(cache.owners(), claims, most_bytes=100, values=cache.storages_by_name(), kv_cache_dtype=INT8)
+    writers = cache.writers(cache.carve_scales("strides"))
+    maps = byte_maps(cache.owners(), writers, most_bytes=100, values=cache.storages_by_name(), kv_cache_dtype=INT8)
     assert list(maps) == ["layer 0", "layer 1", "layer 2"]
     assert {(record.start, record.stop) for record in maps.values()} == {(0, 100)}
     assert maps["layer 1"].values == bytes([7]) * 100 and maps["layer 2"].values == bytes(100)
-    assert {run.owner.layer for run in maps["layer 2"].ranges} == {2}
+    assert {stretch.owner.layer for stretch in maps["layer 2"].ranges} == {2}
 
 
-def test_there_must_be_something_to_map():
+def test_views_without_bytes_raise():
     nothing = View("v", Storage("none", 0), (0,), (1,))
-    with pytest.raises(ValueError, match="1 views and no storage with a byte"):
+    with pytest.raises(ValueError, match="the 1 views lie in storages without bytes"):
         byte_maps([nothing])
     with pytest.raises(ValueError, match="none has no bytes: there is nothing to map"):
         byte_map([nothing])
@@ -274,16 +315,16 @@ def test_a_storage_that_was_freed_is_not_read():
 
 
 class Watched:
-    """A buffer that remembers what was asked of it."""
+    """A buffer that records which parts of it are read."""
 
     def __init__(self, nbytes: int) -> None:
-        self.nbytes, self.asked = nbytes, []
+        self.nbytes, self.reads = nbytes, []
 
     def __len__(self) -> int:
         return self.nbytes
 
     def __getitem__(self, part: slice) -> np.ndarray:
-        self.asked.append((part.start, part.stop))
+        self.reads.append((part.start, part.stop))
         return np.zeros(part.stop - part.start, np.uint8)
 
 
@@ -291,7 +332,7 @@ def test_only_the_window_is_read():
     buffer = Watched(1 << 45)
     views = [View("v", Storage("pool", 1 << 45), (1 << 30, 64), (1 << 15, 1))]
     record = byte_map(views, window=(1 << 40, (1 << 40) + 256), values=buffer)
-    assert buffer.asked == [(1 << 40, (1 << 40) + 256)] and record.values == bytes(256)
+    assert buffer.reads == [(1 << 40, (1 << 40) + 256)] and record.values == bytes(256)
 
 
 @pytest.mark.gpu

@@ -1,4 +1,4 @@
-"""The text against the record that it renders."""
+"""The text of a byte map agrees with the record."""
 
 import re
 
@@ -8,19 +8,20 @@ from kvviz.audit.view import Storage, View
 from kvviz.cache.buffers import allocate
 from kvviz.cache.layout import LAYOUTS
 from kvviz.cache.spec import CacheSpec
-from kvviz.show.byte_map import ByteMap, byte_map, rows
+from kvviz.show.byte_map import ByteMap, byte_map
 from kvviz.show.byte_map_text import LEGEND, letter, render_text
+from kvviz.show.rows import rows
 
 MARKS = {"contested": "#", "misplaced": "!", "unreached": "_", "unowned": "."}
 
 
 def drawn(text: str) -> str:
-    """All bytes of a rendered map, one letter each, squeezed rows spelt out again."""
+    """Return the letters of all bytes of a rendered map, rows that were left out included."""
     strips: list[str] = []
     for line in text.splitlines()[1:-1]:
-        squeezed = re.fullmatch(r" +\* (\d+) more such rows", line)
-        if squeezed:
-            strips += [strips[-1]] * int(squeezed[1])
+        left_out = re.fullmatch(r" +\* (\d+) more such rows?", line)
+        if left_out:
+            strips += [strips[-1]] * int(left_out[1])
         else:
             strips.append(re.fullmatch(r" *0x[0-9a-f]+ \|(.*)\| ?.*", line)[1])
     return "".join(strips)
@@ -33,38 +34,38 @@ def records():
                 spec = CacheSpec(3, 3, 2, 2, 16, "int8_per_token_head", tail=tail, page_size_padded=padded)
                 try:
                     cache = allocate(spec, layout, "meta", one_storage=True)
-                except ValueError:  # heads outside the page: no padding there
+                except ValueError:  # this layout has heads outside the page, so pages cannot be padded
                     continue
-                claims = cache.writers(cache.carve_scales(carve))
-                yield pytest.param(byte_map(cache.owners(), claims), id=f"{name}-{carve}-{tail}-{padded}")
+                writers = cache.writers(cache.carve_scales(carve))
+                yield pytest.param(byte_map(cache.owners(), writers), id=f"{name}-{carve}-{tail}-{padded}")
 
 
 @pytest.mark.parametrize("record", list(records()))
 @pytest.mark.parametrize("row_bytes", [64, 160])
-def test_one_letter_a_byte_and_as_many_as_the_record_counts(record: ByteMap, row_bytes):
+def test_the_text_has_one_letter_per_byte_as_the_record_counts(record: ByteMap, row_bytes):
     letters = drawn(render_text(record, row_bytes))
-    assert letters == "".join(letter(run) * (run.stop - run.start) for run in record.ranges)
+    assert letters == "".join(letter(stretch) * (stretch.stop - stretch.start) for stretch in record.ranges)
     for state, mark in MARKS.items():
         assert letters.count(mark) == record.count(state)
     assert sum(letters.count(mark) for mark in "kvs") == record.count("right")
 
 
-def test_the_story_in_full():
+def test_a_small_map_in_full():
     cache = allocate(CacheSpec(2, 2, 1, 1, 8, "int8_per_token_head"), "cross-layer NHD", "meta")
     record = byte_map(cache.owners(), cache.writers(cache.carve_scales("shape")))
     assert render_text(record, 24) == "\n".join(
         [
             "cache: bytes [0, 96) of 96",
             "       0x0 |kkkkkkkk####vvvvvvvv####| block 0 · layer 0",
-            "         * 1 more such rows",
+            "         * 1 more such row",
             "      0x30 |kkkkkkkk____vvvvvvvv____| block 1 · layer 0",
-            "         * 1 more such rows",
+            "         * 1 more such row",
             LEGEND,
         ]
     )
 
 
-def test_labels_and_offsets_are_the_rows_own():
+def test_labels_and_offsets_are_those_of_the_rows():
     cache = allocate(CacheSpec(2, 2, 1, 1, 8, "int8_per_token_head"), "cross-layer NHD", "meta")
     record = byte_map(cache.owners(), window=(12, 60))
     text = render_text(record, 10).splitlines()

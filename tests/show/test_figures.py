@@ -1,4 +1,4 @@
-"""Figures against the records that they render: rectangles, arrows, words, files."""
+"""Figures agree with their records: rectangles, arrows, words, files."""
 
 from collections import Counter
 from dataclasses import replace
@@ -19,7 +19,7 @@ from kvviz.cache.buffers import allocate
 from kvviz.cache.layout import LAYOUTS
 from kvviz.cache.modes import MODES
 from kvviz.cache.spec import CacheSpec
-from kvviz.show.byte_map import byte_map, rows
+from kvviz.show.byte_map import byte_map
 from kvviz.show.colours import CONTESTED, HUES, MISPLACED, OUTLINE, UNOWNED, UNREACHED, luminance, owned
 from kvviz.show.describe import style_of
 from kvviz.show.figures import byte_map_figure
@@ -27,6 +27,8 @@ from kvviz.show.figures.buffer_figure import pieces, stripes
 from kvviz.show.figures.byte_map_figure import GAP
 from kvviz.show.figures.canvas import render, ticks
 from kvviz.show.figures.cell_figure import cell_parts
+from kvviz.show.rows import rows
+from kvviz.show.states import STATES
 
 INT8 = "int8_per_token_head"
 SPEC = CacheSpec(4, 4, 2, 2, 16, INT8)
@@ -42,19 +44,19 @@ VARIANTS = {
 
 
 def mapped(spec: CacheSpec, layout: str, carve: str, **options):
-    """The map of layer 0's storage, and the audit."""
+    """Return the map of layer 0's storage, and the audit."""
     cache = allocate(spec, layout, "meta")
-    owners, claims = cache.owners(), cache.writers(cache.carve_scales(carve))
+    owners, writers = cache.owners(), cache.writers(cache.carve_scales(carve))
     storage = cache.storage_of(0)
     record = byte_map(
-        [v for v in owners if v.storage == storage], [v for v in claims if v.storage == storage], **options
+        [v for v in owners if v.storage == storage], [v for v in writers if v.storage == storage], **options
     )
-    return record, audit_scales(owners, claims)
+    return record, audit_scales(owners, writers)
 
 
 @cache
 def pair(spec: CacheSpec = SPEC, layout: str = "cross-layer NHD"):
-    """Both maps and the audit of the one that is wrong."""
+    """Return a right and a wrong map, and the audit of the wrong one."""
     right, _ = mapped(spec, layout, "strides")
     wrong, audit = mapped(spec, layout, "shape")
     return {"Every layer's scales lie in its own cells": right, "All layers' scales land on one place": wrong}, audit
@@ -62,19 +64,19 @@ def pair(spec: CacheSpec = SPEC, layout: str = "cross-layer NHD"):
 
 @cache
 def variant(name: str):
-    """The maps of a variant and their figure, drawn once for all tests that only look at it."""
+    """Return the maps of a variant and their figure, drawn once for all tests that only read it."""
     spec, layout, row_bytes = VARIANTS[name]
     maps, audit = pair(spec, layout)
     return maps, byte_map_figure.figure(maps, row_bytes=row_bytes, finding=audit.findings[0])
 
 
 def panels(figure):
-    """Axes in byte units, in order; the legend's axes come last."""
+    """Return the axes in byte units, in order. The last axes of a figure are the legend; leave them out."""
     return figure.axes[:-1]
 
 
 def drawn(ax) -> Counter:
-    """Every rectangle: ``(left, right, top, bottom, style)``, outlines of findings left out."""
+    """Count the rectangles ``(left, right, top, bottom, style)``, without the outlines of findings."""
     found = Counter()
     for collection in ax.collections:
         if isinstance(collection, PolyCollection) and collection.get_label() != str(OUTLINE):
@@ -94,20 +96,20 @@ def words(ax) -> list[str]:
 
 
 def hues_of(record) -> dict[int, int]:
-    return {run.owner.layer: run.owner.layer for run in record.ranges if run.owner}
+    return {part.layer: part.layer for part in (stretch.owner for stretch in record.ranges) if part}
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_every_run_is_drawn_once_in_the_style_of_its_state(name):
+def test_every_byte_range_is_drawn_once_in_the_style_of_its_state(name):
     row_bytes = VARIANTS[name][2]
     maps, figure = variant(name)
     for ax, record in zip(panels(figure), maps.values(), strict=True):
         expected, hues, pixels = Counter(), hues_of(record), ax.get_window_extent().width
         for number, row in enumerate(rows(record, row_bytes)):
-            for run in row.ranges:
-                left, right = run.start - row.start, run.stop - row.start
-                style = style_of(run, hues)
-                assert pixels / row_bytes * (right - left) > 1, "a run of less than a pixel"
+            for stretch in row.ranges:
+                left, right = stretch.start - row.start, stretch.stop - row.start
+                style = style_of(stretch, hues)
+                assert pixels / row_bytes * (right - left) > 1, "a stretch of less than a pixel"
                 expected[left, right, round(number + GAP, 6), round(number + 1 - GAP, 6), str(style)] += 1
         found = drawn(ax)
         loose = Counter({key[:4]: n for key, n in expected.items()})
@@ -130,17 +132,19 @@ def test_panels_share_one_byte_scale(name):
 
 def test_every_state_has_a_style_of_its_own():
     maps, _ = pair(*VARIANTS["padded"][:2])
-    expected = {"contested": CONTESTED, "misplaced": MISPLACED, "unreached": UNREACHED, "unowned": UNOWNED}
+    styles = [state.style for state in STATES.values() if state.style]
+    assert len(set(styles)) == len(styles) == len(STATES) - 1
     for record in (*maps.values(), mapped(*VARIANTS["permuted"][:2], "shape")[0]):
         hues = hues_of(record)
-        for run in record.ranges:
-            if run.state == "right":
-                assert style_of(run, hues) == owned(run.owner.layer, run.owner.role, run.owner.half)
+        for stretch in record.ranges:
+            if stretch.state == "right":
+                owner = stretch.owner
+                assert style_of(stretch, hues) == owned(owner.layer, owner.role, owner.half)
             else:
-                assert style_of(run, hues) == expected[run.state]
+                assert style_of(stretch, hues) == STATES[stretch.state].style
 
 
-def test_labels_offsets_and_counts_are_the_records():
+def test_labels_offsets_and_counts_are_those_of_the_record():
     maps, figure = variant("story")
     for ax, record in zip(panels(figure), maps.values(), strict=True):
         for row in rows(record, 160):
@@ -152,7 +156,7 @@ def test_labels_offsets_and_counts_are_the_records():
     assert all(title in written for title in maps)
 
 
-def test_letters_say_the_state_without_colour():
+def test_letters_show_the_state_without_colour():
     maps, _ = pair()
     right, wrong = panels(byte_map_figure.figure(maps, row_bytes=160))
     assert (words(right).count("K"), words(right).count("V"), words(right).count("s")) == (64, 64, 128)
@@ -164,7 +168,7 @@ def test_letters_say_the_state_without_colour():
     assert words(ax).count("4 writers") == 32
 
 
-def test_more_layers_than_hues_are_told_apart_by_their_number():
+def test_layers_that_share_a_hue_have_their_number():
     _, figure = variant("more layers than hues")
     assert {f"L{layer} K" for layer in range(7)} <= set(words(panels(figure)[0]))
     assert any(text.startswith("layers 0, 5") for text in words(figure.axes[-1]))
@@ -172,26 +176,26 @@ def test_more_layers_than_hues_are_told_apart_by_their_number():
 
 def test_the_legend_names_what_occurs_and_nothing_else():
     maps, _ = pair()
-    said = {name: words(byte_map_figure.figure(record, row_bytes=160).axes[-1]) for name, record in maps.items()}
-    right, wrong = said.values()
+    found = {name: words(byte_map_figure.figure(record, row_bytes=160).axes[-1]) for name, record in maps.items()}
+    right, wrong = found.values()
     assert right == ["layer 0: K data, V data, scale", "layer 1", "layer 2", "layer 3"]
     assert [text.split(":")[0] for text in wrong[-2:]] == ["contested", "nobody writes here"]
     assert not any("padding" in text or "misplaced" in text for text in wrong)
 
 
 @pytest.mark.parametrize("layout", ["cross-layer NHD", "cross-layer HND", "HND"])
-def test_the_arrow_leads_from_meant_to_where_it_lands(layout):
+def test_the_arrow_leads_from_the_rightful_to_the_actual_place(layout):
     maps, audit = pair(SPEC, layout)
     finding = next(f for f in audit.findings if f.kind in ("misplaced", "permuted"))
     right, wrong = panels(byte_map_figure.figure(maps, row_bytes=160, finding=finding))
-    assert not right.patches and "meant" not in words(right)
+    assert not right.patches and "belongs here" not in words(right)
     (arrow,) = [p for p in wrong.patches if isinstance(p, matplotlib.patches.FancyArrowPatch)]
-    landed, meant = ((*divmod(p.start_bytes, 160)[::-1], p.stop_bytes % 160) for p in finding.example[:2])
+    actual, rightful = ((*divmod(p.start_bytes, 160)[::-1], p.stop_bytes % 160) for p in finding.example[:2])
     ends = arrow._path_original.vertices[[0, -1]]
-    for (x, y), (left, row, stop) in zip(ends, (meant, landed), strict=True):
+    for (x, y), (left, row, stop) in zip(ends, (rightful, actual), strict=True):
         assert x in (left, stop) and y == row + 0.5
-    assert sorted(outlines(wrong)) == sorted((left, row, stop, row + 1) for left, row, stop in (meant, landed))
-    assert {"meant", "lands"} <= set(words(wrong))
+    assert sorted(outlines(wrong)) == sorted((left, row, stop, row + 1) for left, row, stop in (rightful, actual))
+    assert {"belongs here", "lies here"} <= set(words(wrong))
 
 
 def test_no_text_lies_on_the_arrow_or_on_its_words():
@@ -224,17 +228,17 @@ def test_only_the_end_within_the_window_is_shown():
     record, audit = mapped(SPEC, "cross-layer NHD", "shape", window=(0, 640))
     finding = audit.of_kind("misplaced")[0]
     (ax,) = panels(byte_map_figure.figure(record, row_bytes=160, finding=finding))
-    assert "lands" in words(ax) and "meant" not in words(ax) and not ax.patches
+    assert "lies here" in words(ax) and "belongs here" not in words(ax) and not ax.patches
     record, _ = mapped(SPEC, "cross-layer NHD", "shape", window=(640, 1280))
     (ax,) = panels(byte_map_figure.figure(record, row_bytes=160, finding=finding))
-    assert "meant" in words(ax) and "lands" not in words(ax)
+    assert "belongs here" in words(ax) and "lies here" not in words(ax)
     record, _ = mapped(SPEC, "cross-layer NHD", "shape", window=(1280, 2560))
     figure = byte_map_figure.figure(record, row_bytes=160, finding=finding)
-    assert not {"meant", "lands"} & set(words(panels(figure)[0]))
+    assert not {"belongs here", "lies here"} & set(words(panels(figure)[0]))
     assert "bytes [176, 180), is not on these maps" in figure.alt_text
 
 
-def test_a_collision_names_its_claimants():
+def test_a_collision_names_its_writers():
     maps, audit = pair()
     ax = panels(byte_map_figure.figure(maps, row_bytes=160, finding=audit.of_kind("collision")[0]))[1]
     assert "4 layers write these 4 bytes, each as its K scale" in words(ax)
@@ -283,7 +287,7 @@ def test_same_input_same_bytes(make, kind, tmp_path):
         assert render(again, kind) == first
 
 
-def test_the_display_bundle_is_a_picture_and_its_words():
+def test_the_display_bundle_has_a_picture_and_its_alt_text():
     figure = byte_map_figure.cell_figure(SPEC)
     data, about = figure._repr_mimebundle_()
     assert data["image/png"].startswith(b"\x89PNG") and data["text/plain"] == figure.alt_text
@@ -339,7 +343,7 @@ def test_a_cell_is_drawn_as_the_spec_says(mode, packing, tail):
         assert any("zero-point" in word for ax in cells for word in words(ax))
 
 
-def test_padding_is_drawn_beside_the_content():
+def test_padding_is_drawn_after_the_content():
     spec = replace(SPEC, page_size_padded=400)
     page = byte_map_figure.cell_figure(spec).axes[-2]
     assert [key[:2] for key in drawn(page) if key[4] == str(UNOWNED)] == [(160, 400)]
@@ -383,14 +387,14 @@ def test_pieces_of_a_block_are_counted_and_outlined(layout, count, size):
     assert len(found) == count and {stop - start for start, stop in found} == {size}
 
 
-def test_padding_does_not_part_a_block():
+def test_padding_does_not_divide_a_block():
     cache = allocate(replace(SPEC, page_size_padded=192), "BLHNC", "meta")
     figure = byte_map_figure.buffer_figure({"Padded": cache}, block=1)
     assert "block 1 is 1 piece of 736 bytes, padding between its pages included" in figure.alt_text
     assert any(key[4] == str(UNOWNED) for key in drawn(figure.axes[0]))
 
 
-def test_buffers_share_one_scale_and_say_what_is_left_out():
+def test_buffers_share_one_scale_and_count_what_is_left_out():
     caches = {
         kind: allocate(replace(SPEC, num_layers=9), layout, "meta") for kind, layout in (("a", "NHD"), ("b", "BLNHC"))
     }
@@ -421,19 +425,19 @@ def test_errors_say_what_to_do():
         byte_map_figure.figure(record, row_bytes=0)
     with pytest.raises(ValueError, match="width_inches 2 leaves no room"):
         byte_map_figure.figure(record, row_bytes=160, width_inches=2)
-    with pytest.raises(ValueError, match="a title must be a text, and 1 is int"):
+    with pytest.raises(ValueError, match="a title must be a text .str., but 1 is int"):
         byte_map_figure.figure({1: record}, row_bytes=160)
-    with pytest.raises(ValueError, match="'a' must be the title of a ByteMap, not of KVCache"):
+    with pytest.raises(ValueError, match="'a' must be the title of a ByteMap, not of a KVCache"):
         byte_map_figure.figure({"a": allocate(SPEC, "NHD", "meta")}, row_bytes=160)
-    with pytest.raises(ValueError, match=r"'a' is a map without bytes, \[3, 3\)"):
+    with pytest.raises(ValueError, match=r"the map 'a' has no bytes, \[3, 3\)"):
         byte_map_figure.figure({"a": replace(record, start=3, stop=3, ranges=())}, row_bytes=160)
     with pytest.raises(ValueError, match="there is no map to draw"):
         byte_map_figure.figure([record], row_bytes=160)
     stray = replace(audit.findings[0], storage="elsewhere")
-    with pytest.raises(ValueError, match="storage 'elsewhere' and the maps show cache"):
+    with pytest.raises(ValueError, match="storage 'elsewhere', but the maps show cache"):
         byte_map_figure.figure(record, row_bytes=160, finding=stray)
     outside = Finding("out_of_bounds", ("x",), "cache", 1, 1, audit.findings[0].example[:1])
-    with pytest.raises(ValueError, match="not at 'out_of_bounds': leave finding out"):
+    with pytest.raises(ValueError, match="not 'out_of_bounds': leave out the argument finding"):
         byte_map_figure.figure(record, row_bytes=160, finding=outside)
     with pytest.raises(ValueError, match="packing 'spilt' does not exist.*did you mean 'split'"):
         byte_map_figure.cell_figure(SPEC, packing="spilt")
@@ -444,7 +448,7 @@ def test_errors_say_what_to_do():
         byte_map_figure.buffer_figure(cache, max_layers_shown=0)
     with pytest.raises(ValueError, match="there is no cache to draw"):
         byte_map_figure.buffer_figure({})
-    with pytest.raises(ValueError, match="a title must be a text, and 1 is int"):
+    with pytest.raises(ValueError, match="a title must be a text .str., but 1 is int"):
         byte_map_figure.buffer_figure({1: cache})
     for width in (1, 0, float("nan")):
         with pytest.raises(ValueError, match=f"width_inches {width} leaves no room"):
@@ -458,7 +462,7 @@ def test_errors_say_what_to_do():
         byte_map_figure.save(byte_map_figure.cell_figure(SPEC), "figure.jpg")
 
 
-def test_six_thousand_runs_are_drawn():
+def test_six_thousand_byte_ranges_are_drawn():
     record, _ = mapped(CacheSpec(8, 47, 2, 2, 16, INT8), "cross-layer NHD", "shape")
     assert len(record.ranges) > 6000
     assert byte_map_figure.figure(record, row_bytes=160)._repr_png_().startswith(b"\x89PNG")

@@ -1,16 +1,16 @@
-"""Interactive maps under a mouse, a keyboard and a finger: what they answer is what ``describe`` says."""
+"""Interactive maps answer mouse, keyboard and finger with the text of ``describe``."""
 
 import pytest
 
 from kvviz.show.describe import describe
 from kvviz.show.live_map import MapView
-from tests.show.hands import MAPS, ask, canvas, first, giant, hover, one_stranger, pixel, place, said, tips
+from tests.show.hands import MAPS, ask, canvas, first, giant, hover, one_stranger, pixel, place, selected_lines, tips
 from tests.show.test_live_map import story
 
 pytestmark = pytest.mark.browser
 
 ROW = 64
-INTRODUCTION = "Point at a byte, tap one, or use the arrow keys; plus, minus and the wheel zoom, dragging moves."
+HELP = "Point at a byte, tap it, or use the arrow keys. Plus, minus and the wheel zoom; dragging moves the map."
 
 
 def one(shown, **more):
@@ -32,7 +32,7 @@ def row_of(page, byte: int) -> int:
 # ---- the mouse ------------------------------------------------------------------------------------------------
 
 
-def test_a_byte_under_the_mouse_is_described_and_let_go(shown):
+def test_the_byte_under_the_mouse_has_a_tooltip(shown):
     record, page = one(shown)
     assert tips(page) == [None]
     for byte in (0, 17, ROW, 700, record.stop - 1):
@@ -40,18 +40,18 @@ def test_a_byte_under_the_mouse_is_described_and_let_go(shown):
         assert tips(page) == [list(describe(record, byte))]
         tip, at = page.locator(".kvviz-tip").bounding_box(), place(page, byte)
         assert tip["x"] >= 0 and tip["x"] + tip["width"] <= 1280
-        assert tip["y"] > at[1], "it would cover what it speaks of"
+        assert tip["y"] > at[1], "the tooltip would cover its byte"
     page.mouse.move(2, 2)
     assert tips(page) == [None] and ask(page, "selected()") is None
 
 
-def test_a_click_selects_what_escape_lets_go(shown):
+def test_a_click_selects_a_byte_and_escape_ends_it(shown):
     record, page = one(shown)
-    assert said(page) == [INTRODUCTION]
+    assert selected_lines(page) == [HELP]
     page.mouse.click(*place(page, 130))
-    assert ask(page, "selected()") == 130 and said(page) == list(describe(record, 130))
+    assert ask(page, "selected()") == 130 and selected_lines(page) == list(describe(record, 130))
     page.keyboard.press("Escape")
-    assert ask(page, "selected()") is None and said(page) == [INTRODUCTION]
+    assert ask(page, "selected()") is None and selected_lines(page) == [HELP]
 
 
 def test_the_wheel_zooms_about_the_byte_under_the_pointer(shown):
@@ -68,11 +68,11 @@ def test_the_wheel_zooms_about_the_byte_under_the_pointer(shown):
                 zoom = ask(page, "look()")["zoom"]
                 assert tips(page)[0][0] == before, (byte, low, turn)
             assert zoom > 1.5
-            page.get_by_role("button", name="back to where it began").click()
+            page.get_by_role("button", name="back to the first view").click()
             assert ask(page, "look()")["zoom"] == 1
 
 
-def test_a_page_that_is_scrolled_past_a_map_is_not_caught(shown):
+def test_a_page_that_scrolls_past_a_map_goes_on_scrolling(shown):
     _, record, _ = story()
     tall = '<div style="height:1500px"></div>'
     page = shown(f"{tall}{MapView(record, row_bytes=ROW).html}{tall}")
@@ -85,11 +85,11 @@ def test_a_page_that_is_scrolled_past_a_map_is_not_caught(shown):
         under = page.evaluate("document.elementFromPoint(500, 450).tagName") == "CANVAS"
         met += under
         if under and met == 2:
-            page.wait_for_timeout(700)  # a hand that pauses: long enough for moves that the browser makes up
+            page.wait_for_timeout(700)  # a pause: the browser sends pointer moves of its own
     assert met > 2 and ask(page, "look()")["zoom"] == 1
     page.evaluate("scrollTo(0, 1300)")
     page.wait_for_timeout(500)
-    page.mouse.move(510, 450)  # a hand that moves over the map means the map
+    page.mouse.move(510, 450)  # the pointer moves over the map: now the wheel zooms
     at = page.evaluate("scrollY")
     page.mouse.wheel(0, -100)
     page.wait_for_function(f"{MAPS}[0].kvviz.look().zoom > 1")
@@ -124,13 +124,13 @@ def test_the_axis_and_the_hex_values_follow_the_zoom(shown):
         page.keyboard.press("+")
     assert page.evaluate(axis) != before
     left = f"[...{MAPS}[0].getContext('2d').getImageData(64, 0, 2, 60).data].some((part, i) => i % 4 === 3 && part)"
-    assert not page.evaluate(left), "bytes are drawn where the addresses of the rows stand"
+    assert not page.evaluate(left), "bytes are drawn over the offsets of the rows"
 
 
 # ---- the keyboard ---------------------------------------------------------------------------------------------
 
 
-def test_every_byte_is_reached_and_spoken_by_the_keyboard(shown):
+def test_the_keyboard_reaches_every_byte_and_its_text(shown):
     record, page = one(shown)
     page.keyboard.press("Tab")
     assert page.evaluate(f"document.activeElement === {MAPS}[0]")
@@ -142,12 +142,12 @@ def test_every_byte_is_reached_and_spoken_by_the_keyboard(shown):
     for key, byte in walk:
         page.keyboard.press(key)
         assert ask(page, "selected()") == byte, key
-        assert said(page) == list(describe(record, byte))
-    assert page.locator(".kvviz-said").get_attribute("aria-live") == "polite"
+        assert selected_lines(page) == list(describe(record, byte))
+    assert page.locator(".kvviz-selected").get_attribute("aria-live") == "polite"
     assert page.evaluate("scrollY") == 0
 
 
-def test_the_selected_byte_stays_in_sight_when_keys_zoom_and_walk(shown):
+def test_the_selected_byte_stays_visible_when_keys_zoom_and_move(shown):
     record, page = one(shown)
     page.keyboard.press("Tab")
     page.keyboard.press("End")
@@ -164,7 +164,7 @@ def test_the_selected_byte_stays_in_sight_when_keys_zoom_and_walk(shown):
     assert ask(page, "look()")["zoom"] == pytest.approx(zoom / 1.6)
 
 
-def test_the_map_is_left_by_tab_and_keys_of_the_browser_are_its_own(shown):
+def test_tab_leaves_the_map_and_keys_of_the_browser_work(shown):
     _, page = one(shown)
     page.keyboard.press("Tab")
     page.keyboard.press("ArrowRight")
@@ -183,13 +183,13 @@ def test_a_tap_selects_and_shows(shown):
         page.touchscreen.tap(*place(page, byte))
         picked = ask(page, "selected()")
         assert abs(picked - byte) <= 1  # a byte is 5 pixels wide
-        assert tips(page) == [list(describe(record, picked))] and said(page) == list(describe(record, picked))
+        assert tips(page) == [list(describe(record, picked))] and selected_lines(page) == list(describe(record, picked))
 
 
 # ---- controls -------------------------------------------------------------------------------------------------
 
 
-def test_a_legend_entry_lights_its_bytes(shown):
+def test_a_legend_entry_highlights_its_bytes(shown):
     record, page = one(shown)
     contested, right = first(record, "contested"), first(record, "right")
     plain = [pixel(page, byte) for byte in (contested, right)]
@@ -207,40 +207,40 @@ def test_a_legend_entry_lights_its_bytes(shown):
     assert [pixel(page, byte) for byte in (contested, right)] == plain
 
 
-def test_a_layer_is_lit_by_name(shown):
+def test_a_layer_is_highlighted_by_name(shown):
     record, page = one(shown)
     bytes_of = [next(r.start for r in record.ranges if r.owner.layer == n and r.state == "right") for n in range(3)]
     plain = [pixel(page, byte) for byte in bytes_of]
-    choice = page.get_by_label("light up")
-    assert choice.locator("option").all_inner_texts() == ["light up: everything", "layer 0", "layer 1", "layer 2"]
+    choice = page.get_by_label("highlight")
+    assert choice.locator("option").all_inner_texts() == ["highlight: everything", "layer 0", "layer 1", "layer 2"]
     choice.select_option("layer 1")
     assert [pixel(page, byte) == colour for byte, colour in zip(bytes_of, plain, strict=True)] == [False, True, False]
-    choice.select_option("light up: everything")
+    choice.select_option("highlight: everything")
     assert [pixel(page, byte) for byte in bytes_of] == plain
 
 
 @pytest.mark.parametrize("state", ["contested", "misplaced"])
-def test_what_is_wrong_with_a_byte_is_said_with_its_owner(shown, state):
+def test_the_text_of_a_wrong_byte_names_state_and_owner(shown, state):
     spec, record = story()[:2] if state == "contested" else one_stranger()
     page = shown(MapView(record, row_bytes=spec.page_size_bytes))
     byte = first(record, state)
     page.mouse.click(*place(page, byte))
-    lines = said(page)
+    lines = selected_lines(page)
     assert lines == list(describe(record, byte)) and lines[2].startswith(f"{state}: written by ")
     assert lines[1].startswith(f"{record.at(byte).owner}, byte 0 of ")
 
 
-def test_go_to_byte_takes_numbers_and_refuses_the_rest_with_a_sentence(shown):
+def test_go_to_byte_takes_numbers_and_explains_other_input(shown):
     record, page = one(shown)
     box = page.get_by_label("go to byte")
     for text, byte in (("0x10", 16), ("1439", 1439), (" 7 ", 7)):
         box.fill(text)
         box.press("Enter")
-        assert ask(page, "selected()") == byte and said(page) == list(describe(record, byte))
+        assert ask(page, "selected()") == byte and selected_lines(page) == list(describe(record, byte))
     for text in ("nonsense", "12x", "-1", "1.5", "1440"):
         box.fill(text)
         box.press("Enter")
-        assert said(page) == [f"{text} is no byte of this storage: 0 to 1439"]
+        assert selected_lines(page) == [f"{text} is not a byte of this storage: give a number from 0 to 1439"]
         assert ask(page, "selected()") == 7
 
 
@@ -261,13 +261,13 @@ def test_maps_of_one_view_share_pointer_selection_and_zoom(shown):
     assert tips(page) == [None, None]
     page.mouse.click(*place(page, 500, 1))
     assert [ask(page, "selected()", n) for n in (0, 1)] == [500, 500]
-    assert [said(page, n) for n in (0, 1)] == [list(describe(record, 500)) for record in records]
+    assert [selected_lines(page, n) for n in (0, 1)] == [list(describe(record, 500)) for record in records]
     page.locator('[data-kvviz="hue 1"] button').first.click()
     assert [ask(page, "lit()", n) for n in (0, 1)] == [{"hues": 1}] * 2
     assert page.locator("[aria-pressed=true]").count() == 2
 
 
-def test_a_step_changes_what_the_tooltip_says(shown):
+def test_a_step_changes_the_tooltip(shown):
     _, record, _ = story()
     planes = [bytes(record.values)]
     for value in (11, 22):
@@ -280,21 +280,21 @@ def test_a_step_changes_what_the_tooltip_says(shown):
         hover(page, 10)
         slider.press(key)
         value = planes[0][10] if value is None else value
-        assert tips(page)[0][0] == said(page)[0] == f"byte 10 (0xa): 0x{value:02x} = {value}"
+        assert tips(page)[0][0] == selected_lines(page)[0] == f"byte 10 (0xa): 0x{value:02x} = {value}"
         assert page.locator(".kvviz-bar label").inner_text().strip() == title
 
 
-def test_the_last_block_of_44_gibibytes_is_two_steps_away(shown):
+def test_the_last_block_of_44_gibibytes_is_reached_in_two_steps(shown):
     spec, record, end = giant()
     page = shown(MapView(record, row_bytes=spec.page_size_bytes // 16))
     byte = end.stop - 1000
     box = page.get_by_label("go to byte")
     box.fill(hex(byte))
     box.press("Enter")
-    assert said(page) == list(describe(end, byte)) and ask(page, f"where({byte})")["shown"]
+    assert selected_lines(page) == list(describe(end, byte)) and ask(page, f"where({byte})")["shown"]
     hover(page, byte)
     assert tips(page) == [list(describe(end, byte))]
-    page.get_by_role("button", name="back to where it began").click()
+    page.get_by_role("button", name="back to the first view").click()
     strip = page.locator(".kvviz-strip")
     size = strip.bounding_box()
     page.mouse.click(size["x"] + size["width"] - 112, size["y"] + 12)

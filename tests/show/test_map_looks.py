@@ -1,4 +1,4 @@
-"""Interactive maps to the eye: narrow, dark, on paper, without scripts, many on a page, copied and saved."""
+"""The looks of interactive maps: narrow, dark, on paper, without scripts, many on a page, copied and saved."""
 
 import re
 import time
@@ -26,11 +26,11 @@ CONTRAST = """element => {
     const [low, high] = two.map(colour => light(colour.slice(0, 3))).sort((p, q) => p - q);
     return (high + 0.05) / (low + 0.05);
 }"""
-"""How well a text is told from what it stands on."""
+"""Returns the contrast of a text against its background."""
 
 
 def views() -> list[tuple[MapView, str]]:
-    """A map, a pair, a time lapse and a giant, each with a name."""
+    """Return a map, a pair of maps, a time lapse and a very large map, each with a name."""
     spec, record, result = story()
     right = story(carve="strides")[1]
     after = record.values[:10] + b"abc" + record.values[13:]
@@ -74,13 +74,13 @@ def test_without_javascript_the_picture_and_its_words_stay(shown):
     assert page.locator(".kvviz-legend li").count() == 5
 
 
-def test_paper_has_the_picture_and_its_legend_but_no_controls(shown):
+def test_paper_shows_picture_and_legend_without_controls(shown):
     _, record, _ = story()
     page = shown(MapView(record, row_bytes=ROW).html + DARK)
     hover(page, 100)
     page.emulate_media(media="print")
     assert page.locator(".kvviz img").is_visible() and page.locator(".kvviz-legend").is_visible()
-    for hidden in ("canvas", ".kvviz-bar", ".kvviz-said", ".kvviz-tip"):
+    for hidden in ("canvas", ".kvviz-bar", ".kvviz-selected", ".kvviz-tip"):
         assert not page.locator(hidden).is_visible(), hidden
     swatch = page.locator("[data-kvviz=unreached] .kvviz-swatch")
     looks = swatch.evaluate("s => [getComputedStyle(s).printColorAdjust, getComputedStyle(s).backgroundColor]")
@@ -92,25 +92,25 @@ def test_paper_has_the_picture_and_its_legend_but_no_controls(shown):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_every_text_is_read_on_its_ground(shown, scheme):
+def test_every_text_has_enough_contrast(shown, scheme):
     _, record, result = story()
     html = MapView(record, row_bytes=ROW, finding=result.findings[0]).html
     page = shown((DARK if scheme == "dark" else "") + html, scheme=scheme)
     hover(page, 100)
-    parts = ("title", "counts", "note", "tip b", "tip div", "said", "legend button", "bar button", "bar select")
+    parts = ("title", "counts", "note", "tip b", "tip div", "selected", "legend button", "bar button", "bar select")
     for part in parts:
         assert page.locator(f".kvviz-{part.replace(' ', ' >> ')}").first.evaluate(CONTRAST) >= 4.5, part
 
 
 def shade(page, key: str) -> tuple[int, ...]:
-    """The colour of a legend entry's first swatch."""
+    """Return the colour of the first swatch of a legend entry."""
     swatch = page.locator(f'[data-kvviz="{key}"] .kvviz-swatch').first
     text = swatch.evaluate("s => getComputedStyle(s).backgroundColor")
     scale = 255 if text.startswith("color(srgb") else 1
     return tuple(round(float(part) * scale) for part in re.findall(r"\d+\.?\d*", text)[:3])
 
 
-def test_a_change_of_theme_is_followed_by_map_and_legend(shown):
+def test_map_and_legend_follow_a_change_of_theme(shown):
     _, record, _ = story()
     page = shown(MapView(record, row_bytes=ROW))
     unreached, right = first(record, "unreached"), first(record, "right")
@@ -127,20 +127,20 @@ def test_a_change_of_theme_is_followed_by_map_and_legend(shown):
     assert sum(drawn) < 300 and all(abs(a - b) <= 1 for a, b in zip(shade(page, "hue 0"), drawn, strict=True))
 
 
-def test_ten_maps_on_one_page_are_all_alive(shown):
+def test_ten_maps_on_one_page_all_answer(shown):
     spec, record, _ = story()
     html = MapView(record, row_bytes=spec.page_size_bytes).html
     start = time.perf_counter()
     page = shown(html * 10)
-    told = page.evaluate(f"{MAPS}.map(canvas => canvas.kvviz.describe(17))")
+    lines = page.evaluate(f"{MAPS}.map(canvas => canvas.kvviz.describe(17))")
     print(f"ten maps: {time.perf_counter() - start:.2f} s")
-    assert told == [list(describe(record, 17))] * 10
+    assert lines == [list(describe(record, 17))] * 10
     canvas(page, 9).scroll_into_view_if_needed()
     hover(page, 30, 9)
     assert tips(page) == [None] * 9 + [list(describe(record, 30))]
 
 
-def test_a_copy_whose_scripts_are_made_anew_is_a_second_map(shown):
+def test_a_copy_whose_scripts_run_again_is_a_second_map(shown):
     spec, record, _ = story()
     html = MapView(record, row_bytes=spec.page_size_bytes).html
     page = shown(html)
@@ -164,14 +164,14 @@ def test_a_copy_whose_scripts_are_made_anew_is_a_second_map(shown):
     assert ask(page, "selected()", 0) is None and ask(page, "selected()", 1) is not None
 
 
-def test_a_page_as_a_browser_saves_it_is_alive_again(shown):
+def test_a_page_that_a_browser_saved_is_interactive_again(shown):
     record = story()[1]
     page = shown(MapView(record, row_bytes=ROW))
     hover(page, 40)
     saved = page.evaluate("document.body.innerHTML")
     again = shown(saved)
     assert again.locator("canvas").count() == 1 and again.locator("button button").count() == 0
-    assert again.locator(".kvviz-bar").count() == again.locator(".kvviz-said").count() == 1
+    assert again.locator(".kvviz-bar").count() == again.locator(".kvviz-selected").count() == 1
     hover(again, 700)
     assert tips(again) == [list(describe(record, 700))]
     again.locator("[data-kvviz=contested] button").click()

@@ -1,17 +1,35 @@
-// A map's drawing: sizes, rows, outlines and arrows, the strip of the whole storage.
+// The drawing of one map: sizes, rows, outlines and arrows, and the strip of the whole storage.
+  // Heights in CSS pixels: of the whole map at most, of a row at most and at least, and of the strip.
+  const MOST_HEIGHT = 420, MOST_ROW = 24, LEAST_ROW = 3, STRIP = 26;
+  // From this width on, there is room for the labels of the rows.
+  const WIDE = 640, ROW_LABEL = 118;
+  // A byte may become 40 pixels wide, and shows its value from 17 pixels on.
+  const WIDEST_BYTE = 40, VALUE_WIDTH = 17;
+  // Arrows that are drawn for one byte.
+  const MOST_ARROWS = 12;
+
+  // Return the byte of [i, stop) that has the most severe state.
+  function worst(painted, i, stop) {
+    for (let j = i + 1; j < stop; j++) if (SEVERITY[painted.state[j]] > SEVERITY[painted.state[i]]) i = j;
+    return i;
+  }
+
   class Drawing {
-    // Sizes of the drawing for the present width and zoom; all in CSS pixels.
+    // Return the sizes of the drawing for the present width and zoom, in CSS pixels.
     frameOf() {
-      const width = this.stage.clientWidth, right = width >= 640 ? 118 : 6;
-      const inner = Math.max(width - LEFT - right, 40), rows = Math.min(Math.ceil((this.stop - this.start + (this.start - this.anchor) % this.row) / this.row), this.lastRow - this.firstRow + 1);
-      const base = Math.max(6, Math.min(18, Math.floor(420 / rows)));
-      const height = Math.min(rows * base, 420);
-      const rowHeight = Math.max(3, Math.min(24, base * this.look.zoom));
-      const across = Math.max(1, Math.min(this.look.zoom, this.row * 40 / inner));
+      const width = this.stage.clientWidth, right = width >= WIDE ? ROW_LABEL : 6;
+      const inner = Math.max(width - LEFT - right, 40);
+      const shown = Math.ceil((this.stop - this.start + (this.start - this.anchor) % this.row) / this.row);
+      const rows = Math.min(shown, this.lastRow - this.firstRow + 1);
+      const base = Math.max(6, Math.min(18, Math.floor(MOST_HEIGHT / rows)));
+      const height = Math.min(rows * base, MOST_HEIGHT);
+      const rowHeight = Math.max(LEAST_ROW, Math.min(MOST_ROW, base * this.look.zoom));
+      const across = Math.max(1, Math.min(this.look.zoom, this.row * WIDEST_BYTE / inner));
       const most = Math.max(1, Math.floor(MOST_BYTES / this.row));
       return { width, inner, height, rowHeight, base, px: (inner / this.row) * across, columns: this.row / across, rows: Math.min(Math.ceil(height / rowHeight), most) };
     }
 
+    // Keep the visible part within the storage.
     clamp() {
       const f = this.frameOf(), look = this.look;
       look.left = Math.max(0, Math.min(look.left, this.row - f.columns));
@@ -22,18 +40,22 @@
 
     rowStart(row) { return this.anchor + row * this.row; }
 
+    // Return the painted bytes of the visible rows.
     window(f) {
       const a = Math.max(0, this.rowStart(this.look.top)), b = Math.min(this.nbytes, this.rowStart(this.look.top + f.rows));
       if (!this.painted || this.painted.a !== a || this.painted.b !== b) this.painted = paint(this, a, b);
       return this.painted;
     }
 
+    // Return the middle of a byte on the canvas, and whether it is visible.
     where(byte) {
       const f = this.frameOf(), row = Math.floor((byte - this.anchor) / this.row);
       const x = LEFT + (byte - this.rowStart(row) - this.look.left + 0.5) * f.px;
-      return { x, y: (row - this.look.top + 0.5) * f.rowHeight, shown: x >= LEFT && x < LEFT + f.inner && row >= this.look.top && (row - this.look.top + 0.5) * f.rowHeight < f.height };
+      const y = (row - this.look.top + 0.5) * f.rowHeight;
+      return { x, y, shown: x >= LEFT && x < LEFT + f.inner && row >= this.look.top && y < f.height };
     }
 
+    // Return the byte at a place of the canvas, or null.
     byteAt(x, y) {
       const f = this.frameOf(), column = Math.floor((x - LEFT) / f.px + this.look.left);
       if (x < LEFT || x >= LEFT + f.inner || y < 0 || y >= f.height || column < 0 || column >= this.row) return null;
@@ -47,18 +69,18 @@
       this.sheet = this.sheet || element("canvas");
       const context = sized(this.sheet, f.width, f.height + AXIS, ratio);
       const painted = this.window(f);
-      this.touched = this.lit && "hue" in this.lit ? this.touches(painted, this.lit.hue) : null;
-      const patterns = [null, hatch(context, CONTESTED, ratio), hatch(context, MISPLACED, ratio), null, hatch(context, UNOWNED, ratio)];
+      this.touched = this.lit && "hue" in this.lit ? this.touchedBy(painted, this.lit.hue) : null;
+      const patterns = DATA.states.map((state) => pattern(context, state.hatch, ratio));
       context.font = "10px sans-serif";
       context.textBaseline = "middle";
       for (let row = 0; row < f.rows; row++) this.drawRow(context, f, painted, row, colours, patterns);
       this.drawAxis(context, f, colours);
-      if (this.band) this.drawBand(f, ratio, colours);
-      this.hint(f, colours);
+      if (this.stripCanvas) this.drawStrip(f, ratio, colours);
+      this.drawOver(f, colours);
     }
 
-    // The drawn sheet, and over it what is pointed at.
-    hint(f = this.frameOf(), colours = theme()) {
+    // Copy the drawn sheet to the canvas, and draw outlines and arrows over it.
+    drawOver(f = this.frameOf(), colours = theme()) {
       if (!this.sheet || !this.stage.clientWidth) return;
       const context = sized(this.canvas, f.width, f.height + AXIS, devicePixelRatio || 1);
       context.drawImage(this.sheet, 0, 0, f.width, f.height + AXIS);
@@ -71,11 +93,11 @@
       const start = this.rowStart(this.look.top + row), y = row * f.rowHeight, gap = f.rowHeight > 7 ? 1 : 0;
       if (start >= this.nbytes || y >= f.height) return;
       const first = Math.floor(this.look.left), last = Math.min(this.row, Math.ceil(this.look.left + f.columns));
-      const bytes = f.px >= 17 && this.planes[this.frame];
+      const withValues = f.px >= VALUE_WIDTH && this.planes[this.frame];
       let from = null, at = -1;
-      const homes = [new Set(), new Set()];
+      const blocksAndLayers = [new Set(), new Set()];
       const flush = (to) => {
-        if (from !== null) this.drawRun(context, f, w, start, from, to, y, gap, colours, patterns, bytes);
+        if (from !== null) this.drawStretch(context, f, w, start, from, to, y, gap, colours, patterns, withValues);
         from = null;
       };
       const step = Math.max(1, Math.floor(1 / f.px)), touched = this.touched;
@@ -83,7 +105,7 @@
         for (let column = first; column < last; column += step) {
           let i = start + column - w.a;
           if (i < 0 || i >= w.state.length) { flush(column); at = -1; continue; }
-          for (let j = i + 1; j < Math.min(i + step, w.state.length); j++) if (SEVERITY[w.state[j]] > SEVERITY[w.state[i]]) i = j;
+          i = worst(w, i, Math.min(i + step, w.state.length));
           const alike = at >= 0 && w.state[i] === w.state[at] && w.owner[i] === w.owner[at] && w.count[i] === w.count[at]
             && w.ownerCell[i] === w.ownerCell[at] && w.writer[i] === w.writer[at] && (!touched || touched[i] === touched[at]);
           at = i;
@@ -91,8 +113,8 @@
             flush(column); from = column;
             const view = this.everybody[w.owner[i]];
             if (view) {
-              if (view.axes[0] === "block") homes[0].add(indexOf(view, w.ownerCell[i])[0]);
-              if (typeof view.key === "number") homes[1].add(view.key);
+              if (view.axes[0] === "block") blocksAndLayers[0].add(indexOf(view, w.ownerCell[i])[0]);
+              if (typeof view.key === "number") blocksAndLayers[1].add(view.key);
             }
           }
         }
@@ -102,37 +124,43 @@
         context.fillStyle = css(colours.soft);
         context.textAlign = "right";
         context.fillText("0x" + Math.max(start, 0).toString(16), LEFT - 5, y + f.rowHeight / 2);
-        if (f.width >= 640) { context.textAlign = "left"; context.fillText(label(homes), LEFT + f.inner + 6, y + f.rowHeight / 2, 108); }
+        if (f.width >= WIDE) { context.textAlign = "left"; context.fillText(label(blocksAndLayers), LEFT + f.inner + 6, y + f.rowHeight / 2, 108); }
       }
     }
 
-    drawRun(context, f, w, start, from, to, y, gap, colours, patterns, bytes) {
-      let i = start + from - w.a;
-      for (let j = i; j < Math.min(start + to - w.a, i + Math.ceil(1 / f.px)); j++) if (SEVERITY[w.state[j]] > SEVERITY[w.state[i]]) i = j;
+    // Draw bytes of one row that have the same owner, writers and state: the columns [from, to).
+    drawStretch(context, f, w, start, from, to, y, gap, colours, patterns, withValues) {
+      const first = start + from - w.a;
+      const i = worst(w, first, Math.min(start + to - w.a, first + Math.ceil(1 / f.px)));
       const state = w.state[i], owner = this.everybody[w.owner[i]], writer = this.writers[w.writer[i]];
-      const fill = state === RIGHT ? colours.owned(owner.hue, owner.role, owner.half) : colours.fixed[state];
+      const fill = colours.ofState[state] || colours.owned(owner.hue, owner.role, owner.half);
       const x = LEFT + (from - this.look.left) * f.px, wide = (to - from) * f.px, high = f.rowHeight - gap;
       const edge = wide > 5 ? 0.6 : 0;
-      context.globalAlpha = this.isLit(state, owner, i) ? 1 : 0.16;
+      context.globalAlpha = this.isLit(state, owner, i) ? 1 : DIMMED;
       context.fillStyle = css(fill);
       context.fillRect(x, y, wide - edge, high);
       if (patterns[state]) { context.fillStyle = patterns[state]; context.fillRect(x, y, wide - edge, high); }
-      if (state === UNREACHED && wide > 2) { context.strokeStyle = css(colours.soft); context.lineWidth = 0.8; context.strokeRect(x + 0.4, y + 0.4, wide - edge - 0.8, high - 0.8); }
+      if (state === UNREACHED && wide > 2) {
+        context.strokeStyle = css(colours.soft); context.lineWidth = 0.8;
+        context.strokeRect(x + 0.4, y + 0.4, wide - edge - 0.8, high - 0.8);
+      }
       context.globalAlpha = 1;
       this.drawChanged(context, f, start, from, to, y, high, colours);
-      context.fillStyle = colours.on(fill);
+      context.fillStyle = colours.textOn(fill);
       context.textAlign = "center";
-      if (bytes) {
+      if (withValues) {
         for (let column = from; column < to; column++) {
           const value = this.value(start + column), middle = (column - this.look.left + 0.5) * f.px;
-          if (value !== null && f.rowHeight > 9 && middle > 7 && middle < f.inner - 7) context.fillText(hex(value), LEFT + middle, y + high / 2);
+          const fits = f.rowHeight > 9 && middle > 7 && middle < f.inner - 7;
+          if (value !== null && fits) context.fillText(hex(value), LEFT + middle, y + high / 2);
         }
       } else if (f.rowHeight >= 10) {
-        const word = mark(state, owner, writer, w.count[i], wide);
-        if (word) context.fillText(word, Math.max(x, LEFT) + Math.min(wide, f.inner) / 2, y + high / 2);
+        const text = mark(state, owner, writer, w.count[i], wide);
+        if (text) context.fillText(text, Math.max(x, LEFT) + Math.min(wide, f.inner) / 2, y + high / 2);
       }
     }
 
+    // Draw a bar under each byte that the last step changed.
     drawChanged(context, f, start, from, to, y, high, colours) {
       if (!this.frame) return;
       const before = this.planes[this.frame - 1], now = this.planes[this.frame];
@@ -145,6 +173,7 @@
       }
     }
 
+    // Draw the numbers of the columns below the bytes.
     drawAxis(context, f, colours) {
       context.fillStyle = css(colours.soft);
       context.textAlign = "center";
@@ -156,23 +185,22 @@
       }
     }
 
-    // Outlines of what is pointed at, and arrows from where writers belong to where they land.
+    // Draw outlines around the marked and the chosen bytes, and arrows from where a writer belongs to where it writes.
     drawPointers(context, f, colours) {
       const arrows = [];
       if (this.finding) {
-        const [landed, meant] = this.finding.places;
-        if (this.finding.arrow && meant) arrows.push([meant[0], landed[0], "meant", "lands"]);
-        else this.outline(context, f, landed[0], landed[1] - landed[0], colours, 2);
+        const [actual, rightful] = this.finding.places;
+        if (this.finding.arrow && rightful) arrows.push([rightful[0], actual[0], "belongs here", "lies here"]);
+        else this.outline(context, f, actual[0], actual[1] - actual[0], colours, 2);
       }
       for (const byte of [this.selected, this.hover]) {
         if (byte === null) continue;
-        const run = runAt(this, byte);
-        const part = run.owner;
-        if (part) this.outline(context, f, startOf(part.view, part.index), sizeOf(part.view), colours, byte === this.selected ? 2.4 : 1.2);
-        for (const writer of run.writers.slice(0, 12)) {
-          const home = this.owners.find((view) => view.who === writer.view.who);
-          const landed = startOf(writer.view, writer.index), meant = home ? startOf(home, writer.index) : landed;
-          if (meant !== landed) arrows.push([meant, landed, "", ""]);
+        const { owner, writers } = ownershipAt(this, byte), line = byte === this.selected ? 2.4 : 1.2;
+        if (owner) this.outline(context, f, startOf(owner.view, owner.index), sizeOf(owner.view), colours, line);
+        for (const writer of writers.slice(0, MOST_ARROWS)) {
+          const own = this.owners.find((view) => view.who === writer.view.who);
+          const actual = startOf(writer.view, writer.index), rightful = own ? startOf(own, writer.index) : actual;
+          if (rightful !== actual) arrows.push([rightful, actual, "", ""]);
         }
         this.outline(context, f, byte, 1, colours, 1);
       }
@@ -180,6 +208,7 @@
       for (const [from, to, start, end] of arrows) this.arrow(context, f, from, to, start, end, colours);
     }
 
+    // Draw a frame around `size` bytes, in each row that they reach.
     outline(context, f, byte, size, colours, line) {
       for (let at = byte; at < byte + size;) {
         const row = Math.floor((at - this.anchor) / this.row), end = Math.min(byte + size, this.rowStart(row + 1));
@@ -194,6 +223,7 @@
       }
     }
 
+    // Draw an arrow between two bytes, with a word at each end. If one end is out of sight, write its offset instead.
     arrow(context, f, from, to, start, end, colours) {
       const point = (byte) => {
         const at = this.where(byte);
@@ -201,9 +231,9 @@
       };
       const a = point(from), b = point(to);
       if (!a.shown && !b.shown) return;
-      if (!a.shown || !b.shown) {  // the other end is out of sight: a stub that says where
-        const here = a.shown ? a : b, other = a.shown ? to : from;
-        this.word(context, f, here, `${a.shown ? "lands" : "meant"} at 0x${other.toString(16)} ${other > (a.shown ? from : to) ? "↓" : "↑"}`, colours);
+      if (!a.shown || !b.shown) {
+        const here = a.shown ? a : b, [near, other] = a.shown ? [from, to] : [to, from];
+        this.word(context, f, here, `${a.shown ? "lies" : "belongs"} at 0x${other.toString(16)} ${other > near ? "↓" : "↑"}`, colours);
         return;
       }
       const bend = Math.max(18, Math.abs(a.x - b.x) / 3), side = a.x + bend + 10 < LEFT + f.inner ? 1 : -1;
@@ -221,7 +251,7 @@
       if (end) this.word(context, f, b, end, colours);
     }
 
-    // A word beside a place.
+    // Write a word next to a place.
     word(context, f, at, text, colours) {
       const wide = context.measureText(text).width + 6, away = Math.max(8, f.px * 2 + 4), beside = at.x - wide - away;
       const x = Math.min(beside >= LEFT ? beside : at.x + away, LEFT + f.inner - wide);
@@ -229,33 +259,34 @@
       context.fillStyle = css(colours.ink); context.textAlign = "left"; context.fillText(text, x + 3, at.y);
     }
 
-    // The whole storage: above whose bytes, below how many are written for each one owned.
-    drawBand(f, ratio, colours) {
-      const context = sized(this.band, f.width, 26, ratio);
+    // Draw the strip of the whole storage: above, the owner of most bytes of each column; below, the written bytes.
+    drawStrip(f, ratio, colours) {
+      const context = sized(this.stripCanvas, f.width, STRIP, ratio);
       const x = (byte) => LEFT + (byte / this.nbytes) * f.inner;
       this.strip.forEach(([owned, written, most], n) => {
         const [start, stop] = this.columnOf(n), hue = most < 0 ? -1 : this.owners[most >> 1].hue, shared = most >= 0 && most & 1;
         const a = Math.round(x(start) * ratio) / ratio, wide = Math.max(Math.round(x(stop) * ratio) / ratio - a, 1 / ratio);
-        const colour = hue < 0 ? colours.fixed[UNOWNED] : colours.owned(hue, "data", "K");
-        context.fillStyle = css(shared ? mix(colours.ink, colours.paper, 0.3) : colour);
+        const colour = hue < 0 ? colours.ofState[UNOWNED] : colours.owned(hue, "data", "K");
+        context.fillStyle = css(shared ? mix(colours.ink, colours.paper, STRIP_SHARED) : colour);
         context.fillRect(a, 4, wide, 10);
         const share = owned ? written / owned : written ? 2 : 0;
-        context.fillStyle = css(share > 1 ? rgb(DATA.red) : mix(colours.ink, colours.paper, 0.45));
+        context.fillStyle = css(share > 1 ? colours.ofState[CONTESTED] : mix(colours.ink, colours.paper, STRIP_WRITTEN));
         const high = Math.min(8, share > 1 ? 8 : 8 * share);
         context.fillRect(a, 24 - high, wide, high);
       });
       context.fillStyle = css(colours.soft); context.font = "10px sans-serif"; context.textAlign = "right"; context.textBaseline = "middle";
       context.fillText("owned", LEFT - 5, 9); context.fillText("written", LEFT - 5, 20);
-      const a = x(Math.max(0, this.rowStart(this.look.top))), b = x(Math.min(this.nbytes, this.rowStart(this.look.top + Math.ceil(f.height / f.rowHeight))));
+      const below = this.look.top + Math.ceil(f.height / f.rowHeight);
+      const a = x(Math.max(0, this.rowStart(this.look.top))), b = x(Math.min(this.nbytes, this.rowStart(below)));
       context.strokeStyle = css(colours.ink); context.lineWidth = 2;
-      context.strokeRect(a - 1, 1, Math.max(b - a + 2, 3), 24);
+      context.strokeRect(a - 1, 1, Math.max(b - a + 2, 3), STRIP - 2);
     }
 
-    bandText(byte) {
+    stripText(byte) {
       const n = this.strip.findIndex((_, column) => byte < this.columnOf(column)[1]);
       const [owned, written, most] = this.strip[n], [start, stop] = this.columnOf(n);
       return [`bytes [${start}, ${stop}) of ${this.nbytes}`, `${owned} owned, ${written} written`,
-        most < 0 ? "nobody's" : `${most & 1 ? "shared; most: " : ""}${this.owners[most >> 1].name}`];
+        most < 0 ? "nobody owns any" : `${most & 1 ? "shared; most: " : ""}${this.owners[most >> 1].name}`];
     }
 
     columnOf(n) {

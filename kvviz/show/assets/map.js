@@ -1,4 +1,8 @@
-// One map under mouse, keyboard and finger: its state, its controls, what it says.
+// One interactive map: its state, its controls, and its answers to mouse, keyboard and finger.
+  const ZOOM_STEP = 1.6;
+  const HELP = "Point at a byte, tap it, or use the arrow keys. Plus, minus and the wheel zoom; dragging moves the map.";
+  const STRIP_HELP = "The strip shows the whole storage. Above: the owner of most bytes (grey: several layers). "
+    + "Below: red if more bytes are written than owned. Click the strip to go there.";
   class ByteMap extends Drawing {
     constructor(data, node, group) {
       super();
@@ -13,8 +17,8 @@
       this.anchor = this.start % this.row;
       this.firstRow = this.anchor ? -1 : 0;
       this.lastRow = Math.ceil((this.nbytes - this.anchor) / this.row) - 1;
-      this.home = { zoom: 1, left: 0, top: Math.floor((this.start - this.anchor) / this.row) };
-      this.look = { ...this.home };
+      this.initialLook = { zoom: 1, left: 0, top: Math.floor((this.start - this.anchor) / this.row) };
+      this.look = { ...this.initialLook };
       this.hover = this.twin = this.selected = null;
       this.lit = null;
       this.build();
@@ -25,37 +29,38 @@
       return plane && byte >= this.start && byte < this.stop ? plane[byte - this.start] : null;
     }
 
-    float(at) {
+    // Return `size` bytes from `at` on, or null if some of the bytes are not known.
+    bytesAt(at, size) {
       const plane = this.planes[this.frame];
-      if (!plane || at < this.start || at + 4 > this.stop) return null;
-      const view = new DataView(plane.buffer, plane.byteOffset + at - this.start, 4);
-      return [view.getFloat32(0, true), view.getUint32(0, true)];
+      if (!plane || at < this.start || at + size > this.stop) return null;
+      return new DataView(plane.buffer, plane.byteOffset + at - this.start, size);
     }
 
     build() {
       const stage = this.node.querySelector(".kvviz-stage"), image = stage.querySelector("img");
       this.stage = stage;
       this.canvas = element("canvas", "kvviz-live", { tabindex: "0", role: "application" });
-      this.canvas.setAttribute("aria-label", `${image.alt} Arrow keys move byte by byte, plus and minus zoom, Escape lets go.`);
+      this.canvas.setAttribute("aria-label", `${image.alt} Arrow keys move byte by byte, plus and minus zoom, Escape ends the selection.`);
       this.tip = element("div", "kvviz-tip kvviz-live", { "aria-hidden": "true" });
       stage.append(this.canvas);
       if (this.strip.length) {
-        this.band = element("canvas", "kvviz-strip kvviz-live", { "aria-hidden": "true" });
-        const told = element("div", "kvviz-note kvviz-live");
-        told.textContent = "The strip is the whole storage. Above: whose bytes (grey: several layers'). Below: red where more bytes are written than owned. Click it to go there.";
-        stage.append(this.band, told);
-        this.listenBand();
+        this.stripCanvas = element("canvas", "kvviz-strip kvviz-live", { "aria-hidden": "true" });
+        const help = element("div", "kvviz-note kvviz-live");
+        help.textContent = STRIP_HELP;
+        stage.append(this.stripCanvas, help);
+        this.listenToStrip();
       }
       stage.append(this.tip);
       image.style.display = "none";
-      this.said = element("div", "kvviz-said kvviz-live", { "aria-live": "polite" });
-      this.node.append(this.bar(), this.said);
+      this.summary = element("div", "kvviz-selected kvviz-live", { "aria-live": "polite" });
+      this.node.append(this.bar(), this.summary);
       this.legend();
-      this.canvas.kvviz = { describe: (byte) => describe(this, byte), state: (byte) => STATES[runAt(this, byte).state],
+      // Answers for tests.
+      this.canvas.kvviz = { describe: (byte) => describe(this, byte), state: (byte) => STATES[ownershipAt(this, byte).state],
         painted: (a, b) => Array.from(paint(this, a, b).state, (s) => STATES[s]), where: (byte) => this.where(byte),
         look: () => ({ ...this.look }), selected: () => this.selected, lit: () => this.lit };
       this.listen();
-      this.say();
+      this.showSelected();
       new ResizeObserver(() => this.draw()).observe(stage);
     }
 
@@ -67,15 +72,16 @@
         on(made, "click", call);
         bar.append(made);
       };
-      button("−", "zoom out", () => this.zoomBy(1 / 1.6));
-      button("+", "zoom in", () => this.zoomBy(1.6));
-      button("whole rows", "back to where it began", () => { this.look = { ...this.home }; this.share(); });
+      button("−", "zoom out", () => this.zoomBy(1 / ZOOM_STEP));
+      button("+", "zoom in", () => this.zoomBy(ZOOM_STEP));
+      button("whole rows", "back to the first view", () => { this.look = { ...this.initialLook }; this.share(); });
       const keys = [...new Map(this.owners.map((view) => [view.key, view])).values()];
       if (keys.length > 1) {
-        const choice = element("select", "", { "aria-label": "light up" });
-        choice.append(new Option("light up: everything", ""));
-        keys.forEach((view) => choice.append(new Option(typeof view.key === "number" ? `layer ${view.key}` : view.key, String(view.hue))));
-        on(choice, "change", () => this.light(choice.value === "" ? null : { hue: Number(choice.value) }));
+        const choice = element("select", "", { "aria-label": "highlight" });
+        const name = (view) => typeof view.key === "number" ? `layer ${view.key}` : view.key;
+        choice.append(new Option("highlight: everything", ""));
+        keys.forEach((view) => choice.append(new Option(name(view), String(view.hue))));
+        on(choice, "change", () => this.highlight(choice.value === "" ? null : { hue: Number(choice.value) }));
         bar.append(choice);
         this.choice = choice;
       }
@@ -84,7 +90,7 @@
         const text = to.value.trim(), byte = Number(text);
         if (event.key !== "Enter" || !text) return;
         if (Number.isInteger(byte) && byte >= 0 && byte < this.nbytes) this.select(byte, true);
-        else this.said.textContent = `${text} is no byte of this storage: 0 to ${this.nbytes - 1}`;
+        else this.summary.textContent = `${text} is not a byte of this storage: give a number from 0 to ${this.nbytes - 1}`;
       });
       bar.append(to);
       if (this.frames.length) bar.append(this.frameBar());
@@ -92,30 +98,37 @@
     }
 
     frameBar() {
-      const box = element("label", ""), slider = element("input", "", { type: "range", min: "0", max: String(this.frames.length), value: "0" });
-      const name = element("span", "");
-      const tell = () => { name.textContent = ` ${this.frame ? this.frames[this.frame - 1][0] : "before"}`; };
+      const box = element("label", ""), name = element("span", "");
+      const slider = element("input", "", { type: "range", min: "0", max: String(this.frames.length), value: "0" });
       slider.setAttribute("aria-label", "step through the writes");
-      on(slider, "input", () => { this.frame = Number(slider.value); tell(); this.draw(); this.say(); if (this.hover !== null) this.fill(describe(this, this.hover)); });
-      tell();
+      const showName = () => { name.textContent = ` ${this.frame ? this.frames[this.frame - 1][0] : "before"}`; };
+      on(slider, "input", () => {
+        this.frame = Number(slider.value);
+        showName(); this.draw(); this.showSelected();
+        if (this.hover !== null) this.fillTip(describe(this, this.hover));
+      });
+      showName();
       box.append(slider, name);
       return box;
     }
 
     legend() {
       this.node.querySelectorAll(".kvviz-legend li").forEach((item) => {
-        const what = item.dataset.kvviz, key = what.startsWith("hue ") ? { hues: Number(what.slice(4)) } : { state: STATES.indexOf(what) };
+        const what = item.dataset.kvviz;
+        const key = what.startsWith("hue ") ? { hues: Number(what.slice(4)) } : { state: STATES.indexOf(what) };
         const button = element("button", "", { type: "button", "aria-pressed": "false" });
         button.append(...item.childNodes);
         item.append(button);
-        on(button, "click", () => this.light(button.getAttribute("aria-pressed") === "true" ? null : key, what));
+        on(button, "click", () => this.highlight(button.getAttribute("aria-pressed") === "true" ? null : key, what));
       });
     }
 
-    light(key, what) {
+    // Dim all bytes but those of one state or hue, on all maps that share their zoom. Null ends the highlighting.
+    highlight(key, what) {
       for (const map of this.group) {
         map.lit = key;
-        map.node.querySelectorAll(".kvviz-legend li").forEach((item) => item.firstChild.setAttribute("aria-pressed", String(!!key && item.dataset.kvviz === what)));
+        map.node.querySelectorAll(".kvviz-legend li").forEach((item) =>
+          item.firstChild.setAttribute("aria-pressed", String(!!key && item.dataset.kvviz === what)));
         if (map.choice) map.choice.value = key && "hue" in key ? String(key.hue) : "";
         if (map.choice && map.choice.selectedIndex < 0) map.choice.value = "";
         map.draw();
@@ -125,18 +138,21 @@
     isLit(state, owner, i) {
       if (!this.lit) return true;
       if ("state" in this.lit) return state === this.lit.state;
-      return this.touched ? this.touched[i] : state === RIGHT && owner && owner.hue % DATA.hues.length === this.lit.hues;
+      return this.touched ? this.touched[i] : state === RIGHT && owner && owner.hue % DATA.colours.hues.length === this.lit.hues;
     }
 
-    // Bytes of the window that a layer (or view) owns or writes, wrongly or rightly.
-    touches({ a, b }, hue) {
+    // Return 1 for each byte of [a, b) that a layer (or a view without a layer) owns or writes.
+    touchedBy({ a, b }, hue) {
       const marks = new Uint8Array(b - a), views = new Set([...this.everybody, ...this.writers]);
-      views.forEach((view) => view.hue === hue && visit(view, a, b, (at) => marks.fill(1, Math.max(at - a, 0), Math.max(at + view.width - a, 0))));
+      const fill = (view) => (at) => marks.fill(1, Math.max(at - a, 0), Math.max(at + view.width - a, 0));
+      views.forEach((view) => view.hue === hue && visit(view, a, b, fill(view)));
       return marks;
     }
 
     listen() {
       const canvas = this.canvas;
+      // The wheel zooms only if the pointer has moved over the map since the last scroll of the page. So a page that is
+      // scrolled past a map goes on scrolling.
       let down = null, moved = false, scrolled = -999, engaged = false;
       on(window, "wheel", () => { if (!engaged) scrolled = performance.now(); }, { passive: true, capture: true, signal: gone.signal });
       on(canvas, "pointermove", (event) => {
@@ -170,14 +186,14 @@
       on(canvas, "pointercancel", () => { down = null; });
       on(canvas, "pointerleave", (event) => { engaged = false; if (event.pointerType === "mouse") this.point(null); });
       on(canvas, "wheel", (event) => {
-        if (!engaged && !event.ctrlKey) return;  // a page that scrolls past goes on scrolling
+        if (!engaged && !event.ctrlKey) return;
         const [x, y] = spot(event, canvas), before = this.look.zoom;
         this.zoomBy(Math.exp(-Math.max(-120, Math.min(120, event.deltaY)) / 240), x, y);
-        if (this.look.zoom === before) return;  // nothing to zoom: the page may scroll
+        if (this.look.zoom === before) return;  // the zoom is at its limit: let the page scroll
         event.preventDefault();
         this.point(this.byteAt(x, y), x, y);
       }, { passive: false });
-      on(this.node, "keydown", (event) => {  // what a control needs, Enter or an arrow, is not the notebook's
+      on(this.node, "keydown", (event) => {  // keep Enter and arrows of a control from the notebook
         if (event.ctrlKey || event.metaKey || event.altKey) return;
         if (event.target === canvas) this.key(event);
         else if (!event.shiftKey) event.stopPropagation();
@@ -193,21 +209,22 @@
       if (event.key in steps) this.select(next >= 0 && next < this.nbytes ? next : now, true);
       else if (event.key === "Home") this.select(this.start, true);
       else if (event.key === "End") this.select(this.stop - 1, true);
-      else if (event.key === "+" || event.key === "=") this.zoomBy(1.6);
-      else if (event.key === "-") this.zoomBy(1 / 1.6);
-      else if (event.key === "Escape") { this.select(null); this.light(null); }
+      else if (event.key === "+" || event.key === "=") this.zoomBy(ZOOM_STEP);
+      else if (event.key === "-") this.zoomBy(1 / ZOOM_STEP);
+      else if (event.key === "Escape") { this.select(null); this.highlight(null); }
       else return;
       event.preventDefault();
       event.stopPropagation();
     }
 
+    // Show the tooltip of a byte under the pointer, here and on the maps that share the pointer.
     point(byte, x = 0, y = 0) {
       for (const map of this.group) {
         const twin = map === this ? null : byte !== null && byte < map.nbytes ? byte : null;
         if (map.twin === twin && map !== this) continue;
         map.twin = twin;
         map.hover = map === this ? byte : null;
-        map.hint();
+        map.drawOver();
         if (map !== this) {
           if (twin === null) map.tip.style.display = "none";
           else { const at = map.where(twin); map.showTip(describe(map, twin), at.x, at.y); }
@@ -217,7 +234,7 @@
       else this.showTip(describe(this, byte), x, y);
     }
 
-    fill(lines) {
+    fillTip(lines) {
       this.tip.replaceChildren(...lines.map((line, n) => {
         const row = element(n ? "div" : "b", "");
         row.textContent = line;
@@ -227,7 +244,7 @@
 
     showTip(lines, x, y) {
       const tip = this.tip;
-      this.fill(lines);
+      this.fillTip(lines);
       tip.style.display = "block";
       const wide = this.stage.clientWidth;
       tip.style.left = `${Math.max(0, Math.min(x + 14, wide - tip.offsetWidth - 2))}px`;
@@ -235,26 +252,27 @@
       tip.style.top = `${under ? y - tip.offsetHeight - 12 : y + 18}px`;
     }
 
-    listenBand() {
+    listenToStrip() {
       const jump = (event) => {
-        const [x] = spot(event, this.band), f = this.frameOf();
+        const [x] = spot(event, this.stripCanvas), f = this.frameOf();
         const byte = Math.floor(Math.max(0, Math.min(0.999999, (x - LEFT) / f.inner)) * this.nbytes);
         if (event.buttons) {
           this.look.top = Math.floor((byte - this.anchor) / this.row) - Math.floor(f.height / f.rowHeight / 2);
           this.share();
         }
-        this.showTip(this.bandText(byte), x, f.height + AXIS + 12);
+        this.showTip(this.stripCanvasText(byte), x, f.height + AXIS + 12);
       };
-      on(this.band, "pointermove", jump);
-      on(this.band, "pointerdown", jump);
-      on(this.band, "pointerleave", () => { this.tip.style.display = "none"; });
+      on(this.stripCanvas, "pointermove", jump);
+      on(this.stripCanvas, "pointerdown", jump);
+      on(this.stripCanvas, "pointerleave", () => { this.tip.style.display = "none"; });
     }
 
+    // Zoom about a place of the canvas; default: about the selected byte, or the upper left corner.
     zoomBy(factor, x = null, y = null) {
       const f = this.frameOf(), look = this.look, at = this.selected === null ? null : this.where(this.selected);
       if (x === null) { x = at && at.shown ? at.x : LEFT; y = at && at.shown ? at.y : 0; }
       const column = (x - LEFT) / f.px + look.left, row = Math.floor(y / f.rowHeight) + look.top;
-      look.zoom = Math.max(0.2, Math.min(look.zoom * factor, Math.max(1, (this.row * 40) / f.inner, 20 / f.base)));
+      look.zoom = Math.max(0.2, Math.min(look.zoom * factor, Math.max(1, (this.row * WIDEST_BYTE) / f.inner, 20 / f.base)));
       const g = this.frameOf();
       look.left = column - (x - LEFT) / g.px;
       look.top = row - Math.floor(y / g.rowHeight);
@@ -262,7 +280,7 @@
     }
 
     select(byte, follow) {
-      for (const map of this.group) { map.selected = byte < map.nbytes ? byte : null; map.say(); }
+      for (const map of this.group) { map.selected = byte < map.nbytes ? byte : null; map.showSelected(); }
       if (follow) {
         const f = this.frameOf(), at = this.where(byte), row = Math.floor((byte - this.anchor) / this.row);
         if (!at.shown) {
@@ -274,33 +292,35 @@
       this.share();
     }
 
+    // Draw all maps that share the zoom.
     share() {
       this.clamp();
       for (const map of this.group) { if (map !== this) map.look = { ...this.look }; map.draw(); }
     }
 
-    say() {
-      this.said.textContent = this.selected === null
-        ? "Point at a byte, tap one, or use the arrow keys; plus, minus and the wheel zoom, dragging moves." : describe(this, this.selected).join("\n");
+    // Show the tooltip of the selected byte below the map; a screen reader reads it.
+    showSelected() {
+      this.summary.textContent = this.selected === null ? HELP : describe(this, this.selected).join("\n");
     }
   }
 
+  // Aborted when the output is gone: this removes the listeners outside the map.
   const gone = new AbortController();
   let away = 0;
   const windows = {}, every = [];
   root.querySelectorAll(".kvviz-map").forEach((node, n) => {
-    const m = DATA.maps[n], group = windows[[m.start, m.stop, m.nbytes]] ??= [];  // maps of one window move together
+    const m = DATA.maps[n], group = windows[[m.start, m.stop, m.nbytes]] ??= [];  // maps with the same window share their zoom
     group.push(new ByteMap(m, node, group));
     every.push(group[group.length - 1]);
   });
-  // JupyterLab hides its page while a theme changes, and a hidden map is not drawn: the next frame has it back.
+  // JupyterLab hides its page while a theme changes, and a hidden map cannot be drawn. So draw at the next frame.
   const redraw = () => requestAnimationFrame(() => every.forEach((map) => map.draw()));
   const themes = new MutationObserver(redraw);
   for (const node of [document.documentElement, document.body]) {
     themes.observe(node, { attributes: true, attributeFilter: ["data-jp-theme-light", "data-theme", "class"] });
   }
   on(matchMedia("(prefers-color-scheme: dark)"), "change", redraw, { signal: gone.signal });
-  // Views of a notebook come and go: what listens beyond the map ends when its output is gone for good.
+  // A notebook may take an output away and put it back. After 30 checks (5 minutes) without the output, stop listening.
   const watch = setInterval(() => {
     if (root.isConnected || ++away < 30) { away = root.isConnected ? 0 : away; return; }
     clearInterval(watch); gone.abort(); themes.disconnect();

@@ -1,5 +1,6 @@
-// Views and bytes: who owns and who writes any byte, worked out from shape, stride and offset.
-  // A view as it is visited: axes by step, the longest first; a trailing axis named "byte" runs inside a cell.
+// Views and bytes: compute the owner and the writers of any byte from shape, stride and offset.
+  // Add to a view what `visit` needs: its axes with the longest step first, and the width in bytes of one cell.
+  // A last axis with the name "byte" runs inside a cell. A negative step is walked upwards from its low end.
   function prepared([name, form, offset, hue, who, layer, scale], forms) {
     const v = { ...forms[form], name, offset, hue, who, scale };
     const inner = v.axes.length && v.axes[v.axes.length - 1] === "byte" ? 1 : 0;
@@ -23,7 +24,8 @@
     return Object.assign(v, { kind, cells, outer, inner, width, low, number, dims, reach, empty, key });
   }
 
-  // Calls visit(first byte, cell number) for every stretch of the view that reaches into [a, b).
+  // Call `call(first byte, cell number)` for every cell, or piece of a cell, that reaches into [a, b).
+  // On each axis, only the indices are visited from which the remaining axes can still reach [a, b).
   function visit(v, a, b, call, k = 0, at = v.low, number = v.number) {
     if (v.empty) return;
     if (k === v.dims.length) { if (at < b && at + v.width > a) call(at, number); return; }
@@ -47,13 +49,14 @@
     return `${part.view.name} [${where}]`;
   }
 
-  // Whether two views say the same of a cell: their name, the axes' names and the indices.
+  // Return true if two cells have the same view name, the same axis names and the same indices.
   function agree(v, number, other, otherNumber) {
     return v.who === other.who && v.kind === other.kind
       && (v.cells === other.cells ? number === otherNumber : `${indexOf(v, number)}` === `${indexOf(other, otherNumber)}`);
   }
   function same(p, q) { return !!p && !!q && agree(p.view, p.number, q.view, q.number); }
 
+  // Return the cell of each view that holds the byte. If a view has several, the one with the highest number counts.
   function partsAt(views, byte) {
     const found = [];
     for (const view of views) {
@@ -64,7 +67,7 @@
     return found;
   }
 
-  // Who owns and who writes each byte of [a, b): the states, and the owner's and first writer's numbers.
+  // Return arrays for the bytes [a, b): state, number of writers, and the numbers of first writer and owner.
   function paint(map, a, b) {
     const n = b - a;
     const count = new Uint16Array(n), last = new Int16Array(n).fill(-1), right = new Uint8Array(n);

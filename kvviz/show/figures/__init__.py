@@ -1,1 +1,1 @@
-"""Figures for paper and slides, drawn with matplotlib."""
+"""Figures for notebooks, papers and slides, drawn with matplotlib."""

@@ -1,4 +1,4 @@
-"""Pointing at a finding on a drawn map: from where a scale is meant to be to where it lands, or who claims a place."""
+"""Marks a finding on a figure: an arrow from where a scale belongs to where it lies, or a sentence on who writes there."""
 
 from collections.abc import Sequence
 
@@ -13,45 +13,50 @@ from kvviz.show.colours import INK, OUTLINE
 from kvviz.show.figures.canvas import BODY, Box, draw_boxes, text_inches
 from kvviz.show.pointing import claim_of, inside
 
-MEANT, LANDS = "meant", "lands"
+BELONGS, LIES = "belongs here", "lies here"
+"""The words at the start and at the end of an arrow."""
+
 HALO = [withStroke(linewidth=4, foreground="white")]
 SWING_INCHES = 0.34
-"""How far an arrow between two places of one column swings out."""
+"""Width of the bend of an arrow between two places of one column, in inches."""
 
 
 def point(ax: Axes, record: ByteMap, row_bytes: int, finding: Finding, per_inch: tuple[float, float]) -> list[Box]:
-    """Draw the pointer; ``per_inch`` is bytes and rows an inch. Returns the boxes that no other text may enter."""
-    if finding.drawing == FRAME:
-        run = record.at(finding.example[0].start_bytes)
-        box = box_of(record, row_bytes, run.start, run.stop)
+    """Draw the mark of a finding. Return the boxes that other texts must leave free.
+
+    ``per_inch`` is the number of bytes and of rows per inch.
+    """
+    if finding.kind == "collision":
+        stretch = record.at(finding.example[0].start_bytes)
+        box = box_of(record, row_bytes, stretch.start, stretch.stop)
         draw_boxes(ax, [(box, OUTLINE)])
-        return _callout(ax, box, claim_of(finding, run.stop - run.start), row_bytes, per_inch)
-    landed, meant = (
+        return _callout(ax, box, claim_of(finding, stretch.stop - stretch.start), row_bytes, per_inch)
+    actual, rightful = (
         box_of(record, row_bytes, place.start_bytes, place.stop_bytes) if inside(record, place) else None
         for place in finding.example[:2]
     )
-    draw_boxes(ax, [(box, OUTLINE) for box in (landed, meant) if box])
-    taken = _arrow(ax, meant, landed, row_bytes, per_inch) if landed and meant else []
+    draw_boxes(ax, [(box, OUTLINE) for box in (actual, rightful) if box])
+    taken = _arrow(ax, rightful, actual, row_bytes, per_inch) if actual and rightful else []
     limits = (row_bytes, -(-(record.stop - record.start) // row_bytes))
-    for box, other, word in ((meant, landed, MEANT), (landed, meant, LANDS)):
+    for box, other, word in ((rightful, actual, BELONGS), (actual, rightful, LIES)):
         if box:
             taken.append(_label(ax, box, word, [*taken, *([other] if other else [])], limits, per_inch))
     return taken
 
 
 def box_of(record: ByteMap, row_bytes: int, start: int, stop: int) -> Box:
-    """Where bytes ``[start, stop)`` are drawn, cut at the end of the row in which they start."""
+    """Return the box of bytes ``[start, stop)``, cut at the end of the row in which the bytes start."""
     row, left = divmod(start - record.start, row_bytes)
     return (left, min(left + stop - start, row_bytes), row, row + 1)
 
 
 def overlaps(box: Box, others: Sequence[Box]) -> bool:
-    """Whether a box meets one of the others."""
+    """Return True if a box overlaps one of the others."""
     return any(box[0] < o[1] and o[0] < box[1] and box[2] < o[3] and o[2] < box[3] for o in others)
 
 
-def _arrow(ax: Axes, meant: Box, landed: Box, row_bytes: int, per_inch: tuple[float, float]) -> list[Box]:
-    corners = bend(meant, landed, row_bytes, SWING_INCHES * per_inch[0])
+def _arrow(ax: Axes, rightful: Box, actual: Box, row_bytes: int, per_inch: tuple[float, float]) -> list[Box]:
+    corners = bend(rightful, actual, row_bytes, SWING_INCHES * per_inch[0])
     path = Path(corners, [Path.MOVETO, Path.CURVE4, Path.CURVE4, Path.CURVE4])
     arrow = FancyArrowPatch(
         path=path, arrowstyle="-|>", mutation_scale=11, lw=1.6, color=INK, zorder=6, shrinkA=0, shrinkB=0
@@ -63,17 +68,20 @@ def _arrow(ax: Axes, meant: Box, landed: Box, row_bytes: int, per_inch: tuple[fl
     return [(x - clear_x, x + clear_x, y - clear_y, y + clear_y) for x, y in (_on_curve(corners, t) for t in steps)]
 
 
-def bend(meant: Box, landed: Box, row_bytes: int, swing: float) -> list[tuple[float, float]]:
-    """The arrow's Bézier points: between the sides that face each other, or around where one is above the other."""
-    y_from, y_to = (meant[2] + meant[3]) / 2, (landed[2] + landed[3]) / 2
-    if meant[1] <= landed[0]:
-        ends, outward = (meant[1], landed[0]), (swing, -swing)
-    elif landed[1] <= meant[0]:
-        ends, outward = (meant[0], landed[1]), (-swing, swing)
-    elif max(meant[1], landed[1]) + swing <= row_bytes:
-        ends, outward = (meant[1], landed[1]), (swing, swing)
+def bend(rightful: Box, actual: Box, row_bytes: int, swing: float) -> list[tuple[float, float]]:
+    """Return the four Bézier points of the arrow.
+
+    The arrow joins the sides that face each other. If one box is above the other, it bends around them.
+    """
+    y_from, y_to = (rightful[2] + rightful[3]) / 2, (actual[2] + actual[3]) / 2
+    if rightful[1] <= actual[0]:
+        ends, outward = (rightful[1], actual[0]), (swing, -swing)
+    elif actual[1] <= rightful[0]:
+        ends, outward = (rightful[0], actual[1]), (-swing, swing)
+    elif max(rightful[1], actual[1]) + swing <= row_bytes:
+        ends, outward = (rightful[1], actual[1]), (swing, swing)
     else:
-        ends, outward = (meant[0], landed[0]), (-swing, -swing)
+        ends, outward = (rightful[0], actual[0]), (-swing, -swing)
     if y_from == y_to:
         outward = ((ends[1] - ends[0]) / 3, (ends[0] - ends[1]) / 3)
     return [(ends[0], y_from), (ends[0] + outward[0], y_from), (ends[1] + outward[1], y_to), (ends[1], y_to)]
@@ -87,7 +95,7 @@ def _on_curve(corners: list[tuple[float, float]], t: float) -> tuple[float, floa
 def _label(
     ax: Axes, box: Box, word: str, taken: Sequence[Box], limits: tuple[int, int], per_inch: tuple[float, float]
 ) -> Box:
-    """A word beside a place, where it is within ``limits`` (bytes and rows) and clear of what is drawn."""
+    """Write a word next to a place, within ``limits`` (bytes and rows) and away from the boxes in ``taken``."""
     need, away = (text_inches(word, BODY, bold=True) + 0.06) * per_inch[0], 0.06 * per_inch[0]
     tall = max(0.9, 0.16 * per_inch[1])
     spots = _spots(box, need, tall, away, SWING_INCHES * per_inch[0])
@@ -98,17 +106,17 @@ def _label(
 
 
 def _spots(box: Box, need: float, tall: float, away: float, far: float) -> list[Box]:
-    """Where a word of size ``need`` x ``tall`` could stand: left, right, further out, under or over ``box``."""
+    """Return places for a word of size ``need`` x ``tall``: left, right, further out, below or above ``box``."""
     middle, centre = (box[2] + box[3]) / 2, (box[0] + box[1]) / 2
     lefts = [box[0] - away - need, box[1] + away, box[1] + away + far, box[0] - away - need - far]
-    beside = [(left, left + need, middle - tall / 2, middle + tall / 2) for left in lefts]
+    sideways = [(left, left + need, middle - tall / 2, middle + tall / 2) for left in lefts]
     ends = [(box[3] + 0.05, box[3] + 0.05 + tall), (box[2] - 0.05 - tall, box[2] - 0.05)]
     stacked = [(left, left + need, *end) for end in ends for left in (centre - need / 2, box[0], box[1] - need)]
-    return beside + stacked
+    return sideways + stacked
 
 
 def _callout(ax: Axes, box: Box, text: str, row_bytes: int, per_inch: tuple[float, float]) -> list[Box]:
-    """A sentence above the first row, and a line from it down to the place."""
+    """Write a sentence above the first row, and draw an arrow down to the place."""
     middle = (box[0] + box[1]) / 2
     width = text_inches(text, BODY, bold=True) * per_inch[0]
     left = min(max(0.0, middle - 0.3 * per_inch[0]), max(0.0, row_bytes - width))

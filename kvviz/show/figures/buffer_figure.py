@@ -1,7 +1,7 @@
-"""A figure of whole buffers, to one scale: which block of which layer lies where, and in how many pieces.
+"""The figure of whole buffers, all to one scale: the place of every block of every layer, and the pieces of a block.
 
-Everything is read off the strides of the cache's own tensors (``meta`` ones included), so that it shows what
-is allocated and not what a layout's name promises.
+The places come from the strides of the cache's tensors, which may be on torch's ``meta`` device. So the figure shows
+what is allocated, and does not rely on the name of the layout.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from kvviz.cache.buffers import KVCache, block_runs
-from kvviz.show.colours import DATA_TINT, GREY, HUES, INK, OUTLINE, UNOWNED, Style, thin, tint
+from kvviz.show.colours import GREY, HUES, INK, OUTLINE, SHADES, UNOWNED, Style, thin
 from kvviz.show.figures.canvas import (
     BODY,
     SMALL,
@@ -31,15 +31,16 @@ from kvviz.show.figures.canvas import (
 WIDTH, MARGIN, RIGHT = 11.0, 0.12, 0.75
 STRIP_INCHES, BRACKET_INCHES, STRIP_GAP = 0.28, 0.2, 0.08
 HEAD_INCHES, TICKS_INCHES = 0.24, 0.34
-MAX_RUNS = 50_000
-"""Most runs of bytes that a buffer may have in a figure; more would be finer than a pixel."""
+MAX_STRETCHES = 50_000
+"""Most stretches of bytes that the layers of a cache may have in a figure. More would be narrower than a pixel."""
+
 MOST_EDGES = 400
-"""With more stripes in a strip, edges would hide them."""
+"""Most stripes of a strip that are drawn with edges. With more stripes, the edges would cover them."""
 
 
 @dataclass(frozen=True)
 class Stripe:
-    """Bytes ``[start, stop)`` of a storage that belong to one block of one layer, without a gap."""
+    """Adjacent bytes ``[start, stop)`` of a storage that belong to one block of one layer."""
 
     layer: int
     block: int
@@ -48,18 +49,20 @@ class Stripe:
 
 
 def stripes(cache: KVCache) -> dict[str, tuple[Stripe, ...]]:
-    """Whose bytes lie where, by storage and in order, read off the strides of ``cache.kv_caches``.
+    """Return the stripes of every (layer, block), for each storage, sorted by start.
+
+    The stripes come from the strides of ``cache.kv_caches``.
 
     Raises:
-        ValueError: more than :data:`MAX_RUNS` runs of bytes.
+        ValueError: more than :data:`MAX_STRETCHES` stretches of bytes.
     """
     found: dict[str, list[Stripe]] = {}
     for layer, kv in enumerate(cache.kv_caches):
         starts, length = block_runs(kv)
-        if starts.size * len(cache.kv_caches) > MAX_RUNS:
+        if starts.size * len(cache.kv_caches) > MAX_STRETCHES:
             raise ValueError(
-                f"the {len(cache.kv_caches)} layers lie in {starts.size} runs of bytes each, too many to draw "
-                f"(at most {MAX_RUNS} together): draw a cache of the same kind with fewer blocks"
+                f"{len(cache.kv_caches)} layers with {starts.size} stretches of bytes each are too many to draw "
+                f"(at most {MAX_STRETCHES} together): draw a cache of the same kind with fewer blocks"
             )
         mine = found.setdefault(cache.storage_of(layer).name, [])
         for block, firsts in enumerate(starts.tolist()):
@@ -68,7 +71,7 @@ def stripes(cache: KVCache) -> dict[str, tuple[Stripe, ...]]:
 
 
 def _joined(found: list[Stripe]) -> tuple[Stripe, ...]:
-    """In order, with neighbours of the same block and layer made one."""
+    """Sort stripes, and join adjacent stripes of the same block and layer."""
     joined: list[Stripe] = []
     for stripe in sorted(found, key=lambda s: s.start):
         last = joined[-1] if joined else None
@@ -80,7 +83,10 @@ def _joined(found: list[Stripe]) -> tuple[Stripe, ...]:
 
 
 def pieces(found: tuple[Stripe, ...]) -> list[tuple[int, int, int]]:
-    """``(block, start, stop)``: stretches of a storage with no other block's bytes within. Padding parts nothing."""
+    """Return ``(block, start, stop)`` of each piece: a part of a storage that has no bytes of other blocks inside.
+
+    Padding inside a piece does not divide it.
+    """
     groups = ((block, list(group)) for block, group in groupby(found, key=lambda stripe: stripe.block))
     return [(block, group[0].start, group[-1].stop) for block, group in groups]
 
@@ -92,16 +98,17 @@ def buffer_figure(
     max_layers_shown: int = 8,
     width_inches: float = WIDTH,
 ) -> Figure:
-    """Whole buffers to one scale, a strip a storage: which block of which layer lies where.
+    """Draw whole buffers to one scale, one strip per storage, with the place of every block of every layer.
 
     Args:
-        caches: titles and their caches, or one cache, titled by its layout. ``meta`` tensors will do.
-        block: outline the bytes of this block, over all layers, and count their contiguous pieces.
-        max_layers_shown: strips drawn of a cache that has one storage a layer; the rest is counted in words.
+        caches: a mapping of titles to caches, or one cache, whose title is its layout. Tensors may be on ``meta``.
+        block: number of a block whose bytes are outlined in all layers, and whose pieces are counted.
+        max_layers_shown: strips that are drawn of a cache with one storage per layer. The other storages are counted.
+        width_inches: width of the figure; 11 inches are shown as 1100 pixels.
 
     Raises:
-        ValueError: no cache, a title that is no text, a block that does not exist, a figure too narrow, or a
-            buffer of more runs than can be drawn.
+        ValueError: no cache, a title that is not a text, a block that does not exist, a figure that is too narrow, or
+            a cache with too many stretches of bytes to draw.
     """
     named = _named(caches)
     check_width(width_inches)
@@ -117,7 +124,7 @@ def buffer_figure(
         inner = width_inches - left - RIGHT
         edges = {stripe.start for panel in panels for mine in panel.strips.values() for stripe in mine}
         marks = ticks(whole, int(inner / 0.8), edges)
-        alt = " ".join(f"{panel.told}." for panel in panels)
+        alt = " ".join(f"{panel.summary}." for panel in panels)
         sheet = Sheet(width_inches, MARGIN + sum(panel.inches for panel in panels) + 0.3, alt)
         top = MARGIN
         for panel in panels:
@@ -138,10 +145,10 @@ def _named(caches: Mapping[str, KVCache] | KVCache) -> dict[str, KVCache]:
 
 @dataclass(frozen=True)
 class _Panel:
-    """One cache: what is said about it, and its strips by storage, as many as are shown."""
+    """One cache: its title with the counts, and the strips that are drawn, one per storage."""
 
     title: tuple[str, ...]
-    told: str
+    summary: str
     strips: dict[str, tuple[Stripe, ...]]
     sizes: tuple[int, ...]
     more: int
@@ -149,11 +156,11 @@ class _Panel:
     @classmethod
     def of(cls, title: str, cache: KVCache, block: int | None, most: int, width: float) -> "_Panel":
         found = stripes(cache)
-        told = f"{title}: {_told(found, cache, block)}"
+        summary = f"{title}: {_counts(found, cache, block)}"
         shown = dict(list(found.items())[:most])
         sizes = tuple(storage.numel() for storage in cache.storages[: len(shown)])
-        lines = wrapped(told, TITLE, width - 2 * MARGIN, bold=True)
-        return cls(tuple(lines), told, shown, sizes, len(found) - len(shown))
+        lines = wrapped(summary, TITLE, width - 2 * MARGIN, bold=True)
+        return cls(tuple(lines), summary, shown, sizes, len(found) - len(shown))
 
     @property
     def body_inches(self) -> float:
@@ -166,12 +173,12 @@ class _Panel:
 
 
 def bracket_inches(found: Sequence[Stripe]) -> float:
-    """Room above a strip for brackets that name its blocks: needed where blocks hold several layers."""
+    """Return the room above a strip for brackets with the numbers of the blocks. Strips of one layer need no brackets."""
     return BRACKET_INCHES if len({stripe.layer for stripe in found}) > 1 else 0.0
 
 
-def _told(found: Mapping[str, tuple[Stripe, ...]], cache: KVCache, block: int | None) -> str:
-    """In words: how many buffers, and in how many pieces the block lies."""
+def _counts(found: Mapping[str, tuple[Stripe, ...]], cache: KVCache, block: int | None) -> str:
+    """Return the number of buffers and the number of pieces of the block, in words."""
     sizes = sorted({storage.numel() for storage in cache.storages})
     count = len(found)
     buffers = f"{count} buffer{'s' * (count > 1)} of {' or '.join(map(str, sizes))} bytes"
@@ -208,7 +215,7 @@ def _draw_panel(
 
 
 def _draw_strip(ax: Axes, found: Sequence[Stripe], place: tuple[float, int], per_inch: float, block: int | None):
-    """One storage: padding beneath, a stripe a block and layer, brackets or outlines around blocks."""
+    """Draw one storage: padding in the background, one stripe per (block, layer), brackets or outlines around blocks."""
     y, size = place
     ends = (y, y + STRIP_INCHES)
     plain = len(found) <= MOST_EDGES
@@ -233,13 +240,13 @@ def _has_gaps(found: Sequence[Stripe], size: int) -> bool:
 
 
 def stripe_style(stripe: Stripe, block: int | None) -> Style:
-    """The layer's hue, lighter where another block is outlined."""
+    """Return the shade of the layer's hue: darker for the outlined block, lighter for all others."""
     strong = block is None or stripe.block == block
-    return Style(tint(HUES[stripe.layer % len(HUES)], DATA_TINT["K" if strong else "V"]))
+    return Style(HUES[stripe.layer % len(HUES)], SHADES["K data" if strong else "V data"].share)
 
 
 def stripe_words(stripe: Stripe, mixed: bool) -> tuple[str, ...]:
-    """What may be written into a stripe, the longest first: its layer in a buffer of several, else its block."""
+    """Return the texts for a stripe, the longest first: the layer if the buffer has several layers, else the block."""
     if mixed:
         return (f"layer {stripe.layer}", f"L{stripe.layer}", str(stripe.layer))
     return (f"block {stripe.block}", str(stripe.block))

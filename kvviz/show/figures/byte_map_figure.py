@@ -1,6 +1,6 @@
-"""Figures of the byte map for notebooks, papers and slides: who owns each byte, who writes it, what went wrong.
+"""The figure of a byte map: the owner of each byte, its state, and the place of a finding.
 
-A rendering of :class:`~kvviz.show.byte_map.ByteMap`, as text and HTML are; it judges nothing by itself.
+The figure shows what the record :class:`~kvviz.show.byte_map.ByteMap` says, as the text and the HTML do.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from kvviz.audit.findings import Finding
-from kvviz.show.byte_map import ByteMap, ByteRange, Row, rows
+from kvviz.show.byte_map import ByteMap, ByteRange
 from kvviz.show.colours import GREY, HUES, Entry, ink_on, thin
 from kvviz.show.describe import alt_text, counts, entries, hues_of, style_of
 from kvviz.show.figures.arrow import overlaps, point
@@ -35,18 +35,24 @@ from kvviz.show.figures.canvas import (
 )
 from kvviz.show.figures.cell_figure import cell_figure
 from kvviz.show.pointing import POINTED, shows
+from kvviz.show.rows import Row, rows
+from kvviz.show.states import STATES
 
 __all__ = ["buffer_figure", "cell_figure", "figure", "save"]
 
 ROW_INCHES, MAX_PANEL_INCHES = 0.19, 10.0
+"""Height of a row, and largest height of a panel. With many rows, each row gets lower."""
+
 GAP = 0.05
-"""White above and below a row, as a share of it; rows lower than :data:`FLAT_INCHES` have none."""
+"""White above and below a row, as a share of the row. Rows lower than :data:`FLAT_INCHES` have no gap."""
+
 FLAT_INCHES, NARROW_INCHES = 0.1, 0.08
-"""Runs lower or narrower than this get no edges, or thin ones: they would be all edge."""
-TITLE_INCHES, COUNTS_INCHES, TICKS_INCHES, STRIP_INCHES = 0.2, 0.2, 0.3, 0.42
+"""Rectangles that are lower or narrower than this get a thin edge or no edge, because a full edge would cover them."""
+
+TITLE_INCHES, COUNTS_INCHES, TICKS_INCHES, CALLOUT_INCHES = 0.2, 0.2, 0.3, 0.42
 MARGIN = 0.12
 MAX_LETTERS = 1500
-"""Most words that are written into runs when nobody asked for them."""
+"""Most byte ranges that are marked with letters if the caller does not ask for letters. More take seconds to draw."""
 
 
 def figure(
@@ -57,22 +63,23 @@ def figure(
     width_inches: float = 11,
     letters: bool | None = None,
 ) -> Figure:
-    """One panel a map, stacked on one byte scale, one row per ``row_bytes`` bytes, one legend beneath.
+    """Draw maps below each other, one panel per map, with the same byte scale and one legend for all.
 
     Args:
-        maps: titles (sentences) and their maps; or one map, titled by its storage and window.
-        row_bytes: bytes a row; the page size gives a row a page.
-        finding: a collision, misplaced or permuted finding, whose example is pointed at wherever a map shows
-            it: where an element is meant to be and where it lands, or how many claim the same bytes.
-        width_inches: 11 shows as 1100 pixels.
-        letters: whether runs are marked K, V, s and so on where there is room; None: unless they are too many.
+        maps: a mapping of titles (sentences) to maps, or one map, whose title is its storage and window.
+        row_bytes: bytes per row. With the page size, each row is one page.
+        finding: a finding of kind collision, misplaced or permuted. Each map that shows its place marks the place: an
+            arrow from where an element belongs to where it lies, or the number of views that write the same bytes.
+        width_inches: width of the figure; 11 inches are shown as 1100 pixels.
+        letters: True marks byte ranges with K, V, s and so on if there is room, False does not. None: True, unless
+            there are more than :data:`MAX_LETTERS` ranges.
 
     Returns:
-        A figure that displays in a notebook; its ``alt_text`` says what it shows, with the counts.
+        A figure that a notebook shows. Its ``alt_text`` says what the figure shows, with the counts.
 
     Raises:
-        ValueError: no map, an empty one, a title that is no text, a row without bytes, a figure too narrow, or a
-            finding that cannot be pointed at.
+        ValueError: no map, an empty map, a title that is not a text, rows without bytes, a figure that is too narrow,
+            or a finding that cannot be marked.
     """
     named = _named(maps)
     _check_not_empty(named)
@@ -95,7 +102,7 @@ def _named(maps: Mapping[str, ByteMap] | ByteMap) -> dict[str, ByteMap]:
     if isinstance(maps, ByteMap):
         return {f"{maps.storage.name}, bytes {maps.start} to {maps.stop} of {maps.storage.nbytes}": maps}
     if not maps or not isinstance(maps, Mapping):
-        raise ValueError("there is no map to draw: give one ByteMap, or a mapping of titles to maps")
+        raise ValueError("there is no map to draw: give one ByteMap, or a mapping of titles to ByteMaps")
     check_titles(maps, ByteMap)
     return dict(maps)
 
@@ -103,25 +110,25 @@ def _named(maps: Mapping[str, ByteMap] | ByteMap) -> dict[str, ByteMap]:
 def _check_not_empty(named: Mapping[str, ByteMap]) -> None:
     for title, record in named.items():
         if not record.ranges:
-            raise ValueError(f"{title!r} is a map without bytes, [{record.start}, {record.stop}): widen its window")
+            raise ValueError(f"the map {title!r} has no bytes, [{record.start}, {record.stop}): give a larger window")
 
 
 def _check_finding(finding: Finding, named: Mapping[str, ByteMap]) -> None:
     if finding.kind not in POINTED:
         raise ValueError(
-            f"a figure points at findings of kind {', '.join(POINTED)}, not at {finding.kind!r}: leave finding out"
+            f"a figure marks findings of kind {', '.join(POINTED)}, not {finding.kind!r}: leave out the argument finding"
         )
     storages = sorted({record.storage.name for record in named.values()})
     if finding.storage not in storages:
         raise ValueError(
-            f"the finding is about storage {finding.storage!r} and the maps show {', '.join(storages)}: "
-            f"take a finding of a storage that is shown"
+            f"the finding is about storage {finding.storage!r}, but the maps show {', '.join(storages)}: "
+            f"give a finding about a storage on the maps"
         )
 
 
 @dataclass(frozen=True)
 class _Panel:
-    """One map, cut into rows, and how high its parts are, in inches."""
+    """One map cut into rows, and the heights of the panel's parts in inches."""
 
     title: tuple[str, ...]
     record: ByteMap
@@ -130,9 +137,9 @@ class _Panel:
     finding: Finding | None
 
     @property
-    def strip_inches(self) -> float:
-        """Room above the first row for a callout."""
-        return STRIP_INCHES if self.finding and self.finding.kind == "collision" else 0.0
+    def callout_inches(self) -> float:
+        """Room for a sentence above the first row."""
+        return CALLOUT_INCHES if self.finding and self.finding.kind == "collision" else 0.0
 
     @property
     def head_inches(self) -> float:
@@ -140,7 +147,7 @@ class _Panel:
 
     @property
     def body_inches(self) -> float:
-        return self.strip_inches + self.row_inches * len(self.rows)
+        return self.callout_inches + self.row_inches * len(self.rows)
 
     @property
     def inches(self) -> float:
@@ -149,7 +156,7 @@ class _Panel:
 
 @dataclass(frozen=True)
 class _Plan:
-    """Where everything goes, before anything is drawn; inches."""
+    """The places of all parts of a figure, in inches, computed before anything is drawn."""
 
     panels: tuple[_Panel, ...]
     row_bytes: int
@@ -185,15 +192,17 @@ class _Plan:
 def _draw_panel(sheet: Sheet, plan: _Plan, panel: _Panel, top: float, letters: bool | None) -> Axes:
     for number, line in enumerate(panel.title):
         sheet.write(plan.left, top + TITLE_INCHES * (number + 0.5), line, TITLE, weight="bold")
-    told = counts(panel.record)
-    sheet.write(plan.left, top + panel.head_inches - COUNTS_INCHES / 2 - 0.02, told, BODY, color=GREY)
+    counts_top = top + panel.head_inches - COUNTS_INCHES / 2 - 0.02
+    sheet.write(plan.left, counts_top, counts(panel.record), BODY, color=GREY)
     ax = sheet.panel(plan.left, top + panel.head_inches, plan.width, panel.body_inches)
-    ax.set(xlim=(0, plan.row_bytes), ylim=(len(panel.rows), -panel.strip_inches / panel.row_inches))
+    ax.set(xlim=(0, plan.row_bytes), ylim=(len(panel.rows), -panel.callout_inches / panel.row_inches))
     _draw_axis(ax, plan, panel)
     per_inch = (plan.row_bytes / plan.width, 1 / panel.row_inches)
     flat = panel.row_inches < FLAT_INCHES
-    placed = [(run, _box(run, row, number, flat)) for number, row in enumerate(panel.rows) for run in row.ranges]
-    styled = ((box, style_of(run, plan.hues)) for run, box in placed)
+    placed = [
+        (stretch, _box(stretch, row, number, flat)) for number, row in enumerate(panel.rows) for stretch in row.ranges
+    ]
+    styled = ((box, style_of(stretch, plan.hues)) for stretch, box in placed)
     narrow = NARROW_INCHES * per_inch[0]
     draw_boxes(ax, ((box, thin(style) if flat or box[1] - box[0] < narrow else style) for box, style in styled))
     taken = point(ax, panel.record, plan.row_bytes, panel.finding, per_inch) if panel.finding else []
@@ -202,17 +211,17 @@ def _draw_panel(sheet: Sheet, plan: _Plan, panel: _Panel, top: float, letters: b
     return ax
 
 
-def _box(run: ByteRange, row: Row, number: int, flat: bool) -> Box:
+def _box(stretch: ByteRange, row: Row, number: int, flat: bool) -> Box:
     gap = 0.0 if flat else GAP
-    return (run.start - row.start, run.stop - row.start, number + gap, number + 1 - gap)
+    return (stretch.start - row.start, stretch.stop - row.start, number + gap, number + 1 - gap)
 
 
 def _draw_axis(ax: Axes, plan: _Plan, panel: _Panel) -> None:
-    """Byte ticks beneath; at the left whose row it is, at the right the offset of the row's first byte."""
-    edges = {run.start - row.start for row in panel.rows for run in row.ranges}
+    """Draw byte numbers below the rows, labels at the left, and the offset of each row's first byte at the right."""
+    edges = {stretch.start - row.start for row in panel.rows for stretch in row.ranges}
     ax.set_xticks(ticks(plan.row_bytes, int(plan.width / 0.6), edges))
     ax.tick_params(labelsize=BODY, length=3, color=GREY, pad=2)
-    every = 1
+    every = 1  # low rows have no room for a label each: label every second row, every fourth and so on
     while every * panel.row_inches < 0.13:
         every *= 2
     for number in range(0, len(panel.rows), every):
@@ -231,15 +240,15 @@ def _draw_letters(ax: Axes, placed: list[tuple[ByteRange, Box]], plan: _Plan, pa
     inches = plan.width / plan.row_bytes
     many = max((hue for hue in plan.hues.values()), default=0) >= len(HUES)
     mixed = {row.start for row in panel.rows if row.mixed}
-    for run, box in placed:
-        named = many or run.start - int(box[0]) in mixed
-        room = (run.stop - run.start) * inches - 0.04
-        text = next((word for word in words(run, named) if text_inches(word, size) <= room), "")
+    for stretch, box in placed:
+        named = many or stretch.start - int(box[0]) in mixed
+        room = (stretch.stop - stretch.start) * inches - 0.04
+        text = next((word for word in words(stretch, named) if text_inches(word, size) <= room), "")
         half = text_inches(text, size) / inches / 2
         middle = (box[0] + box[1]) / 2
         if not text or overlaps((middle - half, middle + half, box[2], box[3]), taken):
             continue
-        style = style_of(run, plan.hues)
+        style = style_of(stretch, plan.hues)
         pad = {"boxstyle": "round,pad=0.2", "fc": style.fill, "ec": "none"} if style.hatch else None
         ax.text(
             middle,
@@ -254,27 +263,28 @@ def _draw_letters(ax: Axes, placed: list[tuple[ByteRange, Box]], plan: _Plan, pa
         )
 
 
-def words(run: ByteRange, with_layer: bool) -> tuple[str, ...]:
-    """What may be written into a run, the longest first; ``with_layer`` says whose it is wherever it fits."""
-    if run.state == "contested":
-        return (f"{len(run.writers)} writers", str(len(run.writers)))
-    if run.state == "misplaced":
-        return _misplaced_words(run)
-    if run.state != "right":
-        return ("nobody writes here",) if run.state == "unreached" else ("padding",)
-    part = run.owner
+def words(stretch: ByteRange, with_layer: bool) -> tuple[str, ...]:
+    """Return the texts that may be written on a byte range, the longest first.
+
+    ``with_layer`` adds the layer. The caller sets it if the colour and the row's label do not tell the layer.
+    """
+    if stretch.state == "misplaced":
+        return _misplaced_words(stretch)
+    if stretch.state != "right":
+        return tuple(mark.replace("{n}", str(len(stretch.writers))) for mark in STATES[stretch.state].marks)
+    part = stretch.owner
     plain = ("scale", "s") if part.role == "scale" else (part.half or part.role, part.role[:1])
     if not with_layer or part.layer is None:
         return plain
     return (*(f"L{part.layer} {word}" for word in plain), f"L{part.layer}", plain[-1])
 
 
-def _misplaced_words(run: ByteRange) -> tuple[str, ...]:
-    """Who writes here: the layer, or within the owner's own layer the token and head, or else a mere ``!``."""
-    writer = run.writers[0]
+def _misplaced_words(stretch: ByteRange) -> tuple[str, ...]:
+    """Name the writer: by its layer, or by token and head if it writes within its own layer, or else by ``!``."""
+    writer, marks = stretch.writers[0], STATES["misplaced"].marks
     if writer.layer is None:
-        return (str(writer), writer.view, "!")
-    if run.owner and writer.layer == run.owner.layer:
+        return (str(writer), writer.view, *marks)
+    if stretch.owner and writer.layer == stretch.owner.layer:
         cell = " ".join(f"{axis[0]}{i}" for axis, i in zip(writer.axes, writer.index, strict=True))
-        return (str(writer), f"{writer.half} {cell}", "!")
-    return (str(writer), writer.view, f"L{writer.layer}", "!")
+        return (str(writer), f"{writer.half} {cell}", *marks)
+    return (str(writer), writer.view, f"L{writer.layer}", *marks)

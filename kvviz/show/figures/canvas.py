@@ -1,6 +1,6 @@
-"""The sheet that every static figure is drawn on: boxes, measured text, display and files.
+"""The sheet on which every figure is drawn, with boxes, legends and texts of known width; and how it becomes a file.
 
-A sheet belongs to no pyplot: it shows once, as the value of its cell.
+A sheet does not use matplotlib's pyplot. So a notebook shows it once, as the value of the cell.
 """
 
 import io
@@ -20,10 +20,10 @@ from matplotlib.textpath import TextToPath
 from kvviz.show.colours import INK, Entry, Style
 
 BODY, TITLE, SMALL = 8.0, 10.5, 7.0
-"""Text sizes in points; a figure 11 inches wide is shown 1100 pixels wide."""
+"""Sizes of text in points. A figure 11 inches wide is shown 1100 pixels wide."""
 
 MIN_WIDTH = 4.0
-"""In inches; a narrower figure has no room beside its labels."""
+"""Smallest width of a figure in inches. A narrower figure has only room for its labels."""
 
 SCREEN_DPI, PNG_DPI = 100, 150
 RC = {
@@ -40,29 +40,29 @@ FORMATS = ("png", "svg")
 
 
 def check_width(width_inches: float) -> None:
-    """Raises: ValueError: the figure would be too narrow."""
+    """Raise ValueError if the figure would be too narrow."""
     if not width_inches >= MIN_WIDTH:
-        raise ValueError(f"width_inches {width_inches} leaves no room for bytes beside labels: at least {MIN_WIDTH}")
+        raise ValueError(f"width_inches {width_inches} leaves no room for the bytes: it must be at least {MIN_WIDTH}")
 
 
 def check_titles(named: Mapping[str, object], kind: type) -> None:
-    """Raises: ValueError: a title is not a text, or what it is the title of is not of this ``kind``."""
+    """Raise ValueError if a title is not a text, or if a value is not an object of class ``kind``."""
     for title, shown in named.items():
         if not isinstance(title, str):
-            raise ValueError(f"a title must be a text, and {title!r} is {type(title).__name__}: write a sentence")
+            raise ValueError(f"a title must be a text (str), but {title!r} is {type(title).__name__}")
         if not isinstance(shown, kind):
-            raise ValueError(f"{title!r} must be the title of a {kind.__name__}, not of {type(shown).__name__}")
+            raise ValueError(f"{title!r} must be the title of a {kind.__name__}, not of a {type(shown).__name__}")
 
 
 @lru_cache(maxsize=4096)
 def text_inches(text: str, size: float, bold: bool = False) -> float:
-    """Width of one line of text of ``size`` points, in inches."""
+    """Return the width in inches of one line of text of ``size`` points."""
     font = FontProperties(family=RC["font.family"], size=size, weight="bold" if bold else "normal")
     return TextToPath().get_text_width_height_descent(text, font, False)[0] / 72
 
 
 def wrapped(text: str, size: float, inches: float, bold: bool = False) -> list[str]:
-    """``text`` broken at spaces into lines that are no wider than ``inches``, where words allow."""
+    """Break ``text`` at spaces into lines of at most ``inches``. A longer word gets a line of its own."""
     lines: list[str] = []
     for word in text.split():
         longer = f"{lines[-1]} {word}" if lines else word
@@ -74,7 +74,11 @@ def wrapped(text: str, size: float, inches: float, bold: bool = False) -> list[s
 
 
 def ticks(size: int, most: int, edges: Container[int] = ()) -> list[int]:
-    """At most ``most`` even steps over ``[0, size]``: on edges if they can be, else ending at ``size``, else round."""
+    """Return at most ``most + 1`` evenly spaced ticks over ``[0, size]``.
+
+    The step is chosen so that all ticks lie on ``edges``. If no such step exists, take a step that divides ``size``, and
+    otherwise a round number.
+    """
     round_ones = {digit * 10**power for power in range(10) for digit in (1, 2, 4, 5, 8)} | {2**n for n in range(4, 31)}
     fitting = sorted(step for step in round_ones if most / 4 <= size / step <= most) or [max(1, -(-size // most))]
     even = [size // count for count in range(most, 2, -1) if size % count == 0]
@@ -84,10 +88,10 @@ def ticks(size: int, most: int, edges: Container[int] = ()) -> list[int]:
 
 
 class Sheet(Figure):
-    """A matplotlib figure that displays without pyplot, and that carries its message in words.
+    """A matplotlib figure without pyplot, with a text that says what it shows.
 
     Attributes:
-        alt_text: what the figure shows, with the counts, for those who do not see it.
+        alt_text: what the figure shows, with the counts, for readers who do not see it.
     """
 
     def __init__(self, width_inches: float, height_inches: float, alt_text: str) -> None:
@@ -96,7 +100,7 @@ class Sheet(Figure):
         self.alt_text = alt_text
 
     def panel(self, left: float, top: float, width: float, height: float) -> Axes:
-        """Bare axes; all four in inches, ``top`` down from the sheet's upper edge."""
+        """Add axes without ticks and frame. All lengths are in inches; ``top`` is counted from the sheet's upper edge."""
         sheet_width, sheet_height = self.get_size_inches()
         box = (left / sheet_width, 1 - (top + height) / sheet_height, width / sheet_width, height / sheet_height)
         ax = self.add_axes(box)
@@ -107,7 +111,7 @@ class Sheet(Figure):
         return ax
 
     def write(self, left: float, top: float, text: str, size: float = BODY, **looks) -> None:
-        """A line of text whose middle is ``top`` inches down from the sheet's upper edge."""
+        """Write a line of text. The middle of the line is ``top`` inches below the sheet's upper edge."""
         width, height = self.get_size_inches()
         self.text(left / width, 1 - top / height, text, fontsize=size, va="center_baseline", **looks)
 
@@ -121,14 +125,16 @@ class Sheet(Figure):
 
 
 def settings() -> AbstractContextManager:
-    """The settings under which sheets are built and rendered, whatever the user's own are."""
+    """Return matplotlib's settings for sheets, as a context. The settings of the user do not change a sheet."""
     return matplotlib.rc_context(RC)
 
 
 def render(sheet: Figure, kind: str) -> bytes:
-    """The figure as a file's bytes: the same figure gives the same bytes. ``kind`` is ``png`` or ``svg``."""
+    """Return the bytes of a figure's file. ``kind`` is ``png`` or ``svg``. The same figure gives the same bytes."""
     if kind not in FORMATS:
-        raise ValueError(f"a figure is saved as {' or '.join(FORMATS)}, not as {kind!r}: choose another suffix")
+        raise ValueError(
+            f"a figure is saved as {' or '.join(FORMATS)}, not as {kind!r}: give a path that ends with .png or .svg"
+        )
     words = {"Description": getattr(sheet, "alt_text", "")}
     metadata = {**words, "Software": None} if kind == "png" else {**words, "Date": None}
     out = io.BytesIO()
@@ -138,10 +144,10 @@ def render(sheet: Figure, kind: str) -> bytes:
 
 
 def save(figure: Figure, path: str | FilePath) -> FilePath:
-    """Write a figure to ``path``, ``.png`` or ``.svg``; the same figure gives the same bytes. Returns the path.
+    """Write a figure to a file and return the path. The same figure gives the same bytes.
 
     Raises:
-        ValueError: another suffix.
+        ValueError: the path ends with another suffix than ``.png`` or ``.svg``.
     """
     path = FilePath(path)
     path.write_bytes(render(figure, path.suffix.lstrip(".").lower()))
@@ -149,11 +155,11 @@ def save(figure: Figure, path: str | FilePath) -> FilePath:
 
 
 Box = tuple[float, float, float, float]
-"""``(left, right, top, bottom)`` in the axes' own units."""
+"""``(left, right, top, bottom)`` in the units of the axes."""
 
 
 def draw_boxes(ax: Axes, boxes: Iterable[tuple[Box, Style]]) -> None:
-    """Draw rectangles, one collection a style; hatched and outlined ones lie above plain ones."""
+    """Draw rectangles. All rectangles of one style are one object, which is fast; those with a dark edge are on top."""
     groups: dict[Style, list[Box]] = {}
     for box, style in boxes:
         groups.setdefault(style, []).append(box)
@@ -162,7 +168,14 @@ def draw_boxes(ax: Axes, boxes: Iterable[tuple[Box, Style]]) -> None:
         looks = {"facecolors": style.fill, "edgecolors": style.edge, "linewidths": style.line}
         above = 3 if style.edge == INK else 2
         ax.add_collection(
-            PolyCollection(corners, hatch=style.hatch or None, zorder=above, clip_on=False, label=str(style), **looks),
+            PolyCollection(
+                corners,
+                hatch=style.hatch and style.hatch.symbol,
+                zorder=above,
+                clip_on=False,
+                label=str(style),
+                **looks,
+            ),
             autolim=False,
         )
 
@@ -171,7 +184,7 @@ SWATCH, LINE_INCHES, ENTRY_GAP = 0.24, 0.23, 0.28
 
 
 def legend_lines(entries: Sequence[Entry], inches: float) -> list[list[Entry]]:
-    """Entries in reading order, as many a line as fit."""
+    """Arrange the entries in lines of at most ``inches``, in reading order."""
     lines, room = [], 0.0
     for entry in entries:
         need = _entry_inches(entry)
@@ -188,7 +201,7 @@ def _entry_inches(entry: Entry) -> float:
 
 
 def draw_legend(sheet: Sheet, left: float, top: float, lines: list[list[Entry]]) -> None:
-    """Draw what :func:`legend_lines` arranged; its height is ``LINE_INCHES`` a line."""
+    """Draw the lines of :func:`legend_lines`. Each line is ``LINE_INCHES`` high."""
     width = sheet.get_size_inches()[0] - left
     height = LINE_INCHES * max(len(lines), 1)
     ax = sheet.panel(left, top, width, height)

@@ -1,4 +1,4 @@
-"""A figure of one cell, byte by byte, and of the page that such cells make up: from a CacheSpec alone."""
+"""The figure of one cell, byte by byte, and of a page of such cells. It needs a CacheSpec and no cache."""
 
 from dataclasses import dataclass
 
@@ -6,8 +6,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from kvviz.audit.arguments import one_of
+from kvviz.cache.modes import Mode, get_mode
 from kvviz.cache.spec import CacheSpec
-from kvviz.show.colours import CONTESTED, GREY, HUES, INK, UNOWNED, Entry, Style, owned, thin, tint
+from kvviz.show.colours import CONTESTED, GREY, HUES, INK, UNOWNED, Entry, Style, owned, thin
 from kvviz.show.figures.canvas import (
     BODY,
     LINE_INCHES,
@@ -20,30 +21,20 @@ from kvviz.show.figures.canvas import (
     text_inches,
     wrapped,
 )
+from kvviz.show.states import STATES
 
 WIDTH, MARGIN, RIGHT, PAGE_RIGHT = 11.0, 0.12, 0.45, 2.2
 SCALE_INCHES, CELL_INCHES, OFFSETS_INCHES, PAGE_INCHES = 0.32, 0.5, 0.3, 0.24
 MOST_EDGES = 200
-"""With more rectangles in a bar, edges would hide them."""
+"""Most rectangles of a bar that are drawn with edges. With more rectangles, the edges would cover them."""
 
-K_DATA, V_DATA, SCALE = owned(0, "data", "K"), owned(0, "data", "V"), owned(0, "scale", "")
-CODES = {
-    "bfloat16": "bfloat16 elements, 2 bytes each",
-    "fp8": "fp8 e4m3 codes, 1 byte each",
-    "int8_per_token_head": "int8 codes, 1 byte each",
-    "fp8_per_token_head": "fp8 e4m3 codes, 1 byte each",
-    "int4_per_token_head": "int4 codes, two in a byte",
-}
-SCALE_NOTE = {"int4_per_token_head": "fp32; its 4 lowest bits hold the zero-point"}
-NO_SCALE = {
-    "bfloat16": "bfloat16 needs no scale.",
-    "fp8": "fp8 has one scale for the whole tensor, kept outside the cache.",
-}
+DATA = {half: owned(0, "data", half) for half in "KV"}
+SCALE = {half: owned(0, "scale", half) for half in "KV"}
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of a cell: bytes ``[start, stop)`` of the bar that it is drawn in."""
+    """A part of a cell: bytes ``[start, stop)`` of the bar in which it is drawn."""
 
     name: str
     start: int
@@ -52,22 +43,22 @@ class Piece:
 
 
 def cell_parts(spec: CacheSpec, half: str, start: int = 0) -> tuple[Piece, ...]:
-    """Data and scale of the K or V cell that starts at byte ``start``. Without a tail the scale lies on data."""
-    data = Piece(f"{half} data", start, start + spec.data_bytes, K_DATA if half == "K" else V_DATA)
+    """Return data and scale of a K or V cell that starts at byte ``start``. Without a tail, the scale lies on the data."""
+    data = Piece(f"{half} data", start, start + spec.data_bytes, DATA[half])
     if not spec.is_per_token_head:
         return (data,)
     first = start + spec.scale_offset_bytes
-    return (data, Piece(f"{half} scale", first, first + spec.scale_bytes, SCALE if spec.tail else CONTESTED))
+    return (data, Piece(f"{half} scale", first, first + spec.scale_bytes, SCALE[half] if spec.tail else CONTESTED))
 
 
 def cell_figure(spec: CacheSpec, *, packing: str = "packed") -> Figure:
-    """One (token, head) cell drawn large, byte by byte, and under it the page that such cells make up.
+    """Draw one cell large, byte by byte, and below it a page of such cells.
 
     Args:
-        packing: ``packed`` (K cell and V cell side by side) or ``split`` (K half and V half of a block).
+        packing: ``packed`` (the K cell and the V cell are adjacent) or ``split`` (all K cells, then all V cells).
 
     Raises:
-        ValueError: another packing.
+        ValueError: another value of ``packing``.
     """
     one_of("packing", packing, ("packed", "split"))
     bars = _cell_bars(spec, packing)
@@ -92,6 +83,10 @@ def cell_figure(spec: CacheSpec, *, packing: str = "packed") -> Figure:
     return sheet
 
 
+def _mode(spec: CacheSpec) -> Mode:
+    return get_mode(spec.kv_cache_dtype)
+
+
 def _cell_bars(spec: CacheSpec, packing: str) -> dict[str, tuple[Piece, ...]]:
     if packing == "packed":
         return {"K cell and V cell": cell_parts(spec, "K") + cell_parts(spec, "V", spec.cell_bytes)}
@@ -106,13 +101,15 @@ def _cell_title(spec: CacheSpec) -> str:
 
 def _cell_note(spec: CacheSpec, packing: str) -> str:
     if packing == "packed":
-        place = f"Packed: one token's K and V of one head lie side by side, {2 * spec.cell_bytes} bytes together."
+        place = (
+            f"Packed: the K cell and the V cell of a token and head are adjacent, {2 * spec.cell_bytes} bytes together."
+        )
     else:
-        place = f"Split: a block holds all its K cells, then all its V cells, {spec.cell_bytes} bytes each."
+        place = f"Split: a block holds all its K cells first, then all its V cells, {spec.cell_bytes} bytes each."
     if not spec.is_per_token_head:
-        return f"{place} {NO_SCALE[spec.kv_cache_dtype]}"
+        return f"{place} {_mode(spec).scale_label}"
     missing = spec.cells_per_page * spec.scale_bytes
-    return place + ("" if spec.tail else f" Tails for all scales would take {missing} bytes more a page.")
+    return place + ("" if spec.tail else f" Tails for all scales would take {missing} more bytes per page.")
 
 
 def _cell_alt(spec: CacheSpec, packing: str) -> str:
@@ -126,12 +123,12 @@ def _cell_alt(spec: CacheSpec, packing: str) -> str:
 
 
 def _cell_legend(spec: CacheSpec) -> list[Entry]:
-    entries = [Entry((K_DATA,), "K data"), Entry((V_DATA,), "V data")]
+    entries = [Entry((style,), f"{half} data") for half, style in DATA.items()]
     if spec.is_per_token_head:
-        on_data = Entry((CONTESTED,), "a scale's place, on the last four bytes of data")
-        entries.append(Entry((SCALE,), "scale") if spec.tail else on_data)
+        on_data = Entry((CONTESTED,), f"the place of a scale: the last {spec.scale_bytes} bytes of data")
+        entries.append(Entry(tuple(dict.fromkeys(SCALE.values())), "scale") if spec.tail else on_data)
     padded = spec.page_size_bytes > spec.content_page_size_bytes
-    return entries + [Entry((UNOWNED,), "padding: nobody's bytes")] * padded
+    return entries + [Entry((UNOWNED,), STATES["unowned"].meaning)] * padded
 
 
 def _draw_cell(sheet: Sheet, place: tuple[float, float, float], name: str, parts: tuple[Piece, ...], spec: CacheSpec):
@@ -163,7 +160,7 @@ def _draw_cell(sheet: Sheet, place: tuple[float, float, float], name: str, parts
 def _draw_data_label(ax: Axes, part: Piece, spec: CacheSpec, y: float, inch: float) -> None:
     stop = part.stop - (0 if spec.tail else spec.scale_bytes)
     middle, size = (part.start + stop) / 2, part.stop - part.start
-    long = f"{spec.head_size} {CODES[spec.kv_cache_dtype]}"
+    long = f"{spec.head_size} {_mode(spec).code_label}"
     looks = {"ha": "center", "va": "center_baseline", "zorder": 5}
     ax.text(middle, y - 0.1, f"{part.name}, {size} bytes", fontsize=BODY + 1, **looks)
     if text_inches(long, BODY) < (stop - part.start) / inch - 0.1:
@@ -172,7 +169,7 @@ def _draw_data_label(ax: Axes, part: Piece, spec: CacheSpec, y: float, inch: flo
 
 def _draw_scale_label(ax: Axes, part: Piece, spec: CacheSpec, inch: float) -> None:
     short = f"{part.name}, {part.stop - part.start} bytes"
-    where, what = "" if spec.tail else ", on the last bytes of data", SCALE_NOTE.get(spec.kv_cache_dtype, "fp32")
+    where, what = "" if spec.tail else ", on the last bytes of data", _mode(spec).scale_label
     room = spec.cell_bytes / inch - 0.1
     choice = (f"{short}{where}: {what}", f"{short}: {what}", f"{short}{where}", short)
     text = next((words for words in choice if text_inches(words, BODY) <= room), part.name)
@@ -208,14 +205,14 @@ def _page_bars(spec: CacheSpec, packing: str) -> list[tuple[str, int, list[Piece
     real, content, page = spec.real_page_size_bytes, spec.content_page_size_bytes, spec.page_size_bytes
     order = "KV" * (spec.cells_per_page // 2)
     order = order if packing == "packed" else "".join(sorted(order))
-    size, styles = spec.data_bytes, {"K": K_DATA, "V": V_DATA}
-    data = [Piece("", i * size, (i + 1) * size, styles[half]) for i, half in enumerate(order)]
+    size = spec.data_bytes
+    data = [Piece("", i * size, (i + 1) * size, DATA[half]) for i, half in enumerate(order)]
     cells = [part for i, half in enumerate(order) for part in cell_parts(spec, half, i * spec.cell_bytes)]
     padding = [Piece("", content, page, UNOWNED)] if page > content else []
-    tails = "data and tails" if spec.tail and spec.is_per_token_head else "there are no tails"
-    step = f"{page - content} of padding" if padding else "no padding"
+    tails = "data and tails" if spec.tail and spec.is_per_token_head else "data; there are no tails"
+    step = f"{page - content} of them padding" if padding else "no padding"
     return [
-        ("real_page_size_bytes", real, data, "data alone"),
+        ("real_page_size_bytes", real, data, "data only"),
         ("content_page_size_bytes", content, cells, tails),
-        ("page_size_bytes", page, [Piece("", 0, content, Style(tint(HUES[0], 0.42))), *padding], step),
+        ("page_size_bytes", page, [Piece("", 0, content, Style(HUES[0], 0.42)), *padding], step),
     ]

@@ -1,4 +1,4 @@
-"""How near kernels come to the memory's limit, as one figure: bytes a second over the bytes of one launch."""
+"""The roofline figure: how close the speed of the kernels comes to the speed of the memory."""
 
 from collections.abc import Mapping
 
@@ -11,15 +11,15 @@ MARKERS = {"write": "o", "decode attention": "s"}
 
 
 def roofline(result: Mapping) -> Sheet:
-    """The roof of a machine, and under it the writes and decodes of every mode in the per-layer layout.
+    """Draw the speed limits of a machine as a roof, and the measured kernels of every mode (per-layer layout) below it.
 
-    A launch of few bytes cannot be faster than the launch itself, one of many not faster than memory: the roof is
-    the smaller of both.
+    A launch with few bytes is limited by the time of an empty launch. A launch with many bytes is limited by the speed
+    of the memory. The roof is the smaller of the two limits.
 
     Args:
-        result: what ``benchmarks/kernels.py`` measured: ``machine``, ``date``, ``ceilings`` (GB/s of ``copy``,
-            microseconds of ``launch``), and ``rows`` (``kernel``, ``mode``, ``layout``, ``bytes``, ``us``,
-            ``GB/s``, ``share``).
+        result: the results of ``benchmarks/kernels.py``: ``machine``, ``date``, ``ceilings`` (``copy`` in GB/s,
+            ``launch`` in microseconds), and ``rows`` (``kernel``, ``mode``, ``layout``, ``bytes``, ``us``, ``GB/s``,
+            ``share``).
     """
     rows = [row for row in result["rows"] if row["kernel"] in MARKERS and row["layout"] == "per-layer"]
     rows = [row for row in rows if row.get("order", "random") == "random"]
@@ -39,7 +39,7 @@ def roofline(result: Mapping) -> Sheet:
         ax.plot([least, knee, most], [least / launch / 1e3, limit, limit], color=INK, linewidth=1.5)
         ax.annotate(f"copy: {limit:,.0f} GB/s", (most, limit), (-4, 4), fontsize=BODY, ha="right",
                     textcoords="offset points")  # fmt: skip
-        ax.annotate(f"{launch:.1f} µs a launch", (knee * 0.75, limit * 0.75), (-7, -2), fontsize=BODY,
+        ax.annotate(f"{launch:.1f} µs per launch", (knee * 0.75, limit * 0.75), (-7, -2), fontsize=BODY,
                     ha="right", textcoords="offset points")  # fmt: skip
         for hue, mode in zip(HUES, modes, strict=False):
             for kernel, marker in MARKERS.items():
@@ -51,7 +51,7 @@ def roofline(result: Mapping) -> Sheet:
         ax.set(xscale="log", yscale="log", xlim=(least, most), ylim=(limit / 100, limit * 1.6))
         ax.xaxis.set_major_formatter(lambda size, _: f"{size / 1e6:,g}")
         ax.yaxis.set_major_formatter(lambda speed, _: f"{speed:,.0f}")
-        ax.set_xlabel("useful MB of one launch", fontsize=BODY)
+        ax.set_xlabel("useful MB per launch", fontsize=BODY)
         ax.set_ylabel("GB/s", fontsize=BODY)
         ax.set_title(f"{result['machine']}, {result['date']}", fontsize=BODY, loc="left")
         ax.tick_params(labelsize=SMALL)

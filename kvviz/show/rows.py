@@ -1,0 +1,55 @@
+"""The rows of a drawn byte map: with one page per row, a row gets a label such as ``block 1 · layer 0``."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvviz.show.byte_map import ByteMap, ByteRange
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a drawn map: its first byte, a label such as ``block 1 · layer 0``, and its byte ranges."""
+
+    start: int
+    label: str
+    ranges: tuple[ByteRange, ...]
+
+    @property
+    def mixed(self) -> bool:
+        """True unless all bytes belong to one block of one layer."""
+        return len(_blocks_and_layers(self.ranges)) != 1
+
+
+def rows(record: ByteMap, row_bytes: int) -> tuple[Row, ...]:
+    """Cut a map into rows of ``row_bytes``. With the page size, each row is one page.
+
+    Raises:
+        ValueError: ``row_bytes`` below 1.
+    """
+    if row_bytes < 1:
+        raise ValueError(f"row_bytes must be at least 1, not {row_bytes}")
+    cut: dict[int, list[ByteRange]] = {start: [] for start in range(record.start, record.stop, row_bytes)}
+    for stretch in record.ranges:
+        first = stretch.start - (stretch.start - record.start) % row_bytes
+        for start in range(first, stretch.stop, row_bytes):
+            ends = (max(stretch.start, start), min(stretch.stop, start + row_bytes))
+            cut[start].append(ByteRange(*ends, stretch.owner, stretch.writers, stretch.state))
+    return tuple(Row(start, _row_label(ranges), tuple(ranges)) for start, ranges in cut.items())
+
+
+def _row_label(ranges: Sequence[ByteRange]) -> str:
+    """Return ``block 1 · layer 0``, ``block 0 · layers 0–3`` for a row with several layers, or "" without either."""
+    found = _blocks_and_layers(ranges)
+    blocks = sorted({block for block, _ in found if block is not None})
+    layers = sorted({layer for _, layer in found if layer is not None})
+    return " · ".join(_span(word, numbers) for word, numbers in (("block", blocks), ("layer", layers)) if numbers)
+
+
+def _blocks_and_layers(ranges: Sequence[ByteRange]) -> set[tuple[int | None, int | None]]:
+    """Return (block, layer) of each owner; None stands for a number that the owner does not have."""
+    owners = [stretch.owner for stretch in ranges if stretch.owner]
+    return {(part.index[0] if part.axes[:1] == ("block",) else None, part.layer) for part in owners} - {(None, None)}
+
+
+def _span(word: str, numbers: Sequence[int]) -> str:
+    return f"{word} {numbers[0]}" if len(numbers) == 1 else f"{word}s {numbers[0]}–{numbers[-1]}"
