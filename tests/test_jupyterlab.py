@@ -23,7 +23,8 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 ROOT = Path(__file__).resolve().parents[1]
 CELLS = (
-    "from kvviz.show.live_map import MapView\nfrom tests.show.test_live_map import story\n\nspec, record, result = story()",
+    "from kvviz.show.live_map import MapView\nfrom tests.show.test_live_map import story\n\n"
+    "spec, record, result = story()",
     "MapView(record, row_bytes=64)",
 )
 EXPLORER = (

@@ -15,7 +15,7 @@ from kvviz.audit.view import MAX_ELEMENTS, Storage, View
 from kvviz.cache.modes import get_mode
 
 MAX_WINDOW_BYTES = 1 << 20
-"""Largest window that is mapped byte by byte. The map's arrays then take 8 MiB per view that reaches into the window."""
+"""Largest window that is mapped byte by byte. The arrays of the map then take 8 MiB per view in the window."""
 
 
 def layer_of(name: str) -> int | None:
@@ -170,7 +170,7 @@ def byte_maps(
     values: Mapping[str, object] | None = None,
     kv_cache_dtype: str | None = None,
 ) -> dict[str, ByteMap]:
-    """Map the first ``most_bytes`` bytes of every storage that holds some of the views. Return the maps by storage name.
+    """Map the first ``most_bytes`` bytes of every storage of the views. Return the maps by name of the storage.
 
     Args:
         owners, writers, kv_cache_dtype: see :func:`byte_map`.
@@ -319,7 +319,7 @@ def _parts(views: Sequence[View], cells: np.ndarray) -> tuple[Part, ...]:
 
 
 def _byte_range(start: int, stop: int, owners: tuple[Part, ...], writers: tuple[Part, ...]) -> ByteRange:
-    """Return the range with its state. If data and scale both own the bytes (cells without a tail), data is the owner."""
+    """Return the range with its state. In cells without a tail, data and scale own the same bytes: data is the owner."""
     owner = min(owners, key=lambda part: part.role != "data", default=None)
     if len(writers) > 1:
         state = "contested"

@@ -86,13 +86,13 @@ def alt_text(named: Mapping[str, ByteMap], finding: Finding | None) -> str:
 
 
 def _place_of(named: Mapping[str, ByteMap], finding: Finding) -> str:
-    first, meant = finding.example[0], finding.example[:2][-1]
+    first, rightful = finding.example[0], finding.example[:2][-1]
     place = f"bytes [{first.start_bytes}, {first.stop_bytes})"
     if not any(shows(record, finding) for record in named.values()):
         return f"The finding's first place, {place}, is not on these maps."
     if finding.kind == "collision":
         return f"Marked: {len(finding.views)} views write {place}; the first is {first.text}."
-    return f"Marked: {first.text} belongs at bytes [{meant.start_bytes}, {meant.stop_bytes}) and lies at {place}."
+    return f"Marked: {first.text} belongs at bytes [{rightful.start_bytes}, {rightful.stop_bytes}) and lies at {place}."
 
 
 def counts(record: ByteMap) -> str:
@@ -198,7 +198,7 @@ SCALES = {"float32": ("<f", "<I")}
 
 
 def _scale_at(record: ByteMap, mode: Mode, start: int) -> tuple[float, int] | None:
-    """Return a scale and its zero-point (0 in a mode without zero-points), or None if a byte of the scale is unknown."""
+    """Return a scale and its zero-point (0 if the mode has none), or None if a byte of the scale is unknown."""
     raw = record.value(start, mode.scale_bytes)
     if raw is None:
         return None

@@ -2,8 +2,8 @@
 
 The HTML holds a picture. A small script replaces the picture by a canvas; without the script (an untrusted notebook,
 paper) the picture stays. The script gets the shapes and strides of the views and computes the owner and the writers of
-any byte, so the storage may be as large as you like. The HTML needs no network and no ids. All names given by a user are
-escaped. The same records give the same bytes of HTML.
+any byte, so the storage may be as large as you like. The HTML needs no network and no ids. All names that a user gives
+are escaped. The same records give the same bytes of HTML.
 """
 
 import base64

@@ -1,7 +1,7 @@
 """The overview strip under an interactive map: a whole storage, of any size, in a few hundred columns.
 
-A column has exact counts of its bytes: how many are owned, and how many are written. The counts come from the strides of
-the views, so a storage of 40 GiB costs no more than a small one.
+A column has exact counts of its bytes: how many are owned, and how many are written. The counts come from the strides
+of the views, so a storage of 40 GiB costs no more than a small one.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ class Column:
 
     Attributes:
         owned: bytes with an owner; a byte with two owners counts twice.
-        written: bytes with a writer, counted alike. If ``written`` is larger than ``owned``, some bytes are written twice.
+        written: bytes with a writer, counted alike. If this is more than ``owned``, some bytes are written twice.
         most: name of the view that owns most of the bytes, or "" if no view owns any.
         shared: True if views of other layers own at least a fifth as many bytes.
     """

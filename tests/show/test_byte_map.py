@@ -22,7 +22,7 @@ INT8 = "int8_per_token_head"
 
 
 def cells_of(view: View) -> dict[int, Part]:
-    """Return the cell of each byte, one index after the other in plain Python. If cells overlap, the last one counts."""
+    """Return the cell of each byte, computed index by index. If cells overlap, the last one counts."""
     cells = {}
     in_bytes = view.axes[-1:] == ("byte",)
     for index in itertools.product(*map(range, view.shape)):

@@ -29,6 +29,7 @@ from kvviz.show.states import STATES
 EVERY = "n => {{ const m = document.querySelector('canvas').kvviz; return [...Array(n).keys()].map(m.{}) }}"
 """Returns the map's answer for each of its first n bytes."""
 
+INT8 = "int8_per_token_head"
 SCALED = tuple(mode.name for mode in MODES.values() if mode.is_per_token_head)
 
 
@@ -286,7 +287,7 @@ def test_scales_with_fewer_axes_than_data_are_decoded_if_shapes_fit(opened):
     data = View("layer 0 K data", heap, (4, 2, 8), (16, 8, 1), axes=("token", "head", "dim"))
     for shape in ((4, 2), (4,), (2, 4), (4, 2, 8)):
         scale = View("layer 0 K scale", heap, shape, tuple(range(len(shape), 0, -1)), 32, 4, role="scale")
-        record = byte_map([data, scale], values=np.arange(256, dtype=np.uint8), kv_cache_dtype="int8_per_token_head")
+        record = byte_map([data, scale], values=np.arange(256, dtype=np.uint8), kv_cache_dtype=INT8)
         lines = opened(MapView(record, row_bytes=16).html).evaluate(EVERY.format("describe"), 64)
         assert [tuple(each) for each in lines] == [describe(record, byte) for byte in range(64)]
         assert any("code x scale" in line for line in lines[3]) == (shape in ((4, 2), (4,), (4, 2, 8)))

@@ -260,7 +260,7 @@
           this.look.top = Math.floor((byte - this.anchor) / this.row) - Math.floor(f.height / f.rowHeight / 2);
           this.share();
         }
-        this.showTip(this.stripCanvasText(byte), x, f.height + AXIS + 12);
+        this.showTip(this.stripText(byte), x, f.height + AXIS + 12);
       };
       on(this.stripCanvas, "pointermove", jump);
       on(this.stripCanvas, "pointerdown", jump);

@@ -1,4 +1,4 @@
-"""Marks a finding on a figure: an arrow from where a scale belongs to where it lies, or a sentence on who writes there."""
+"""Marks a finding on a figure: an arrow from the rightful place of a scale to its actual place, or who writes there."""
 
 from collections.abc import Sequence
 

@@ -173,7 +173,7 @@ class _Panel:
 
 
 def bracket_inches(found: Sequence[Stripe]) -> float:
-    """Return the room above a strip for brackets with the numbers of the blocks. Strips of one layer need no brackets."""
+    """Return the room above a strip for brackets with block numbers. Strips of one layer need no brackets."""
     return BRACKET_INCHES if len({stripe.layer for stripe in found}) > 1 else 0.0
 
 
@@ -215,7 +215,7 @@ def _draw_panel(
 
 
 def _draw_strip(ax: Axes, found: Sequence[Stripe], place: tuple[float, int], per_inch: float, block: int | None):
-    """Draw one storage: padding in the background, one stripe per (block, layer), brackets or outlines around blocks."""
+    """Draw one storage: padding behind all, one stripe per (block, layer), brackets or outlines around blocks."""
     y, size = place
     ends = (y, y + STRIP_INCHES)
     plain = len(found) <= MOST_EDGES

@@ -116,7 +116,8 @@ def _check_not_empty(named: Mapping[str, ByteMap]) -> None:
 def _check_finding(finding: Finding, named: Mapping[str, ByteMap]) -> None:
     if finding.kind not in POINTED:
         raise ValueError(
-            f"a figure marks findings of kind {', '.join(POINTED)}, not {finding.kind!r}: leave out the argument finding"
+            f"a figure marks findings of kind {', '.join(POINTED)}, not {finding.kind!r}: "
+            f"leave out the argument finding"
         )
     storages = sorted({record.storage.name for record in named.values()})
     if finding.storage not in storages:

@@ -76,8 +76,8 @@ def wrapped(text: str, size: float, inches: float, bold: bool = False) -> list[s
 def ticks(size: int, most: int, edges: Container[int] = ()) -> list[int]:
     """Return at most ``most + 1`` evenly spaced ticks over ``[0, size]``.
 
-    The step is chosen so that all ticks lie on ``edges``. If no such step exists, take a step that divides ``size``, and
-    otherwise a round number.
+    The step is chosen so that all ticks lie on ``edges``. If no such step exists, the step divides ``size``. If there
+    is no such step either, it is a round number.
     """
     round_ones = {digit * 10**power for power in range(10) for digit in (1, 2, 4, 5, 8)} | {2**n for n in range(4, 31)}
     fitting = sorted(step for step in round_ones if most / 4 <= size / step <= most) or [max(1, -(-size // most))]
@@ -100,7 +100,7 @@ class Sheet(Figure):
         self.alt_text = alt_text
 
     def panel(self, left: float, top: float, width: float, height: float) -> Axes:
-        """Add axes without ticks and frame. All lengths are in inches; ``top`` is counted from the sheet's upper edge."""
+        """Add axes without ticks and frame. Lengths are in inches; ``top`` is counted from the sheet's upper edge."""
         sheet_width, sheet_height = self.get_size_inches()
         box = (left / sheet_width, 1 - (top + height) / sheet_height, width / sheet_width, height / sheet_height)
         ax = self.add_axes(box)
@@ -166,6 +166,7 @@ def draw_boxes(ax: Axes, boxes: Iterable[tuple[Box, Style]]) -> None:
     for style, members in groups.items():
         corners = [((a, t), (b, t), (b, u), (a, u)) for a, b, t, u in members]
         looks = {"facecolors": style.fill, "edgecolors": style.edge, "linewidths": style.line}
+        looks["hatch"] = style.hatch and style.hatch.symbol
         above = 3 if style.edge == INK else 2
         ax.add_collection(
             PolyCollection(

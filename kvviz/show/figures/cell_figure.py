@@ -43,7 +43,7 @@ class Piece:
 
 
 def cell_parts(spec: CacheSpec, half: str, start: int = 0) -> tuple[Piece, ...]:
-    """Return data and scale of a K or V cell that starts at byte ``start``. Without a tail, the scale lies on the data."""
+    """Return data and scale of a cell that starts at byte ``start``. Without a tail, the scale lies on the data."""
     data = Piece(f"{half} data", start, start + spec.data_bytes, DATA[half])
     if not spec.is_per_token_head:
         return (data,)
@@ -101,9 +101,7 @@ def _cell_title(spec: CacheSpec) -> str:
 
 def _cell_note(spec: CacheSpec, packing: str) -> str:
     if packing == "packed":
-        place = (
-            f"Packed: the K cell and the V cell of a token and head are adjacent, {2 * spec.cell_bytes} bytes together."
-        )
+        place = f"Packed: K cell and V cell of a token and head are adjacent, {2 * spec.cell_bytes} bytes together."
     else:
         place = f"Split: a block holds all its K cells first, then all its V cells, {spec.cell_bytes} bytes each."
     if not spec.is_per_token_head:
