@@ -319,7 +319,7 @@ def _parts(views: Sequence[View], cells: np.ndarray) -> tuple[Part, ...]:
 
 
 def _byte_range(start: int, stop: int, owners: tuple[Part, ...], writers: tuple[Part, ...]) -> ByteRange:
-    """Return the range with its state. In cells without a tail, data and scale own the same bytes: data is the owner."""
+    """Return the range with its state. If data and scale both own the bytes (there is no tail), data is the owner."""
     owner = min(owners, key=lambda part: part.role != "data", default=None)
     if len(writers) > 1:
         state = "contested"

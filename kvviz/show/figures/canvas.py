@@ -169,14 +169,7 @@ def draw_boxes(ax: Axes, boxes: Iterable[tuple[Box, Style]]) -> None:
         looks["hatch"] = style.hatch and style.hatch.symbol
         above = 3 if style.edge == INK else 2
         ax.add_collection(
-            PolyCollection(
-                corners,
-                hatch=style.hatch and style.hatch.symbol,
-                zorder=above,
-                clip_on=False,
-                label=str(style),
-                **looks,
-            ),
+            PolyCollection(corners, zorder=above, clip_on=False, label=str(style), **looks),
             autolim=False,
         )
 
