@@ -23,10 +23,10 @@ from kvviz.show.byte_map import byte_map
 from kvviz.show.colours import CONTESTED, HUES, MISPLACED, OUTLINE, UNOWNED, UNREACHED, luminance, owned
 from kvviz.show.describe import style_of
 from kvviz.show.figures import byte_map_figure
-from kvviz.show.figures.buffer_figure import pieces, stripes
+from kvviz.show.figures.buffer_figure import buffer_figure, pieces, stripes
 from kvviz.show.figures.byte_map_figure import GAP
-from kvviz.show.figures.canvas import render, ticks
-from kvviz.show.figures.cell_figure import cell_parts
+from kvviz.show.figures.canvas import render, save, ticks
+from kvviz.show.figures.cell_figure import cell_figure, cell_parts
 from kvviz.show.rows import rows
 from kvviz.show.states import STATES
 
@@ -273,22 +273,22 @@ def all_figures():
     maps, audit = pair(CacheSpec(2, 2, 1, 1, 8, INT8))
     yield lambda: byte_map_figure.figure(maps, row_bytes=24, finding=audit.of_kind("collision")[0])
     yield lambda: byte_map_figure.figure(maps, row_bytes=24, finding=audit.of_kind("misplaced")[0])
-    yield lambda: byte_map_figure.cell_figure(SPEC)
-    yield lambda: byte_map_figure.buffer_figure(allocate(SPEC, "BLNHC", "meta"), block=1)
+    yield lambda: cell_figure(SPEC)
+    yield lambda: buffer_figure(allocate(SPEC, "BLNHC", "meta"), block=1)
 
 
 @pytest.mark.parametrize("make", list(all_figures()))
 @pytest.mark.parametrize("kind", ["png", "svg"])
 def test_same_input_same_bytes(make, kind, tmp_path):
-    first = byte_map_figure.save(make(), tmp_path / f"a.{kind}").read_bytes()
+    first = save(make(), tmp_path / f"a.{kind}").read_bytes()
     with matplotlib.rc_context({"font.size": 30, "svg.hashsalt": None, "hatch.linewidth": 9, "axes.linewidth": 7}):
         again = make()
-        assert byte_map_figure.save(again, tmp_path / f"b.{kind}").read_bytes() == first
+        assert save(again, tmp_path / f"b.{kind}").read_bytes() == first
         assert render(again, kind) == first
 
 
 def test_the_display_bundle_has_a_picture_and_its_alt_text():
-    figure = byte_map_figure.cell_figure(SPEC)
+    figure = cell_figure(SPEC)
     data, about = figure._repr_mimebundle_()
     assert data["image/png"].startswith(b"\x89PNG") and data["text/plain"] == figure.alt_text
     assert about["image/png"]["width"] == 1100
@@ -297,7 +297,7 @@ def test_the_display_bundle_has_a_picture_and_its_alt_text():
 @pytest.mark.notebook
 def test_a_figure_shows_once_in_a_notebook_and_leaves_pyplot_alone():
     show = (
-        "from kvviz.cache.spec import CacheSpec\nfrom kvviz.show.figures.byte_map_figure import cell_figure\n"
+        "from kvviz.cache.spec import CacheSpec\nfrom kvviz.show.figures.cell_figure import cell_figure\n"
         "cell_figure(CacheSpec(1, 1, 1, 1, 16))"
     )
     codes = (show, "import sys\n'matplotlib.pyplot' in sys.modules", f"import matplotlib.pyplot as plt\n{show}")
@@ -319,7 +319,7 @@ def test_dollars_are_dollars():
         assert figure._repr_png_().startswith(b"\x89PNG")
         assert not any(text.get_parse_math() for text in figure.findobj(matplotlib.text.Text))
     cache = allocate(SPEC, "BLNHC", "meta")
-    assert byte_map_figure.buffer_figure({r"$\bad{$": cache})._repr_png_().startswith(b"\x89PNG")
+    assert buffer_figure({r"$\bad{$": cache})._repr_png_().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -327,7 +327,7 @@ def test_dollars_are_dollars():
 @pytest.mark.parametrize("tail", [True, False])
 def test_a_cell_is_drawn_as_the_spec_says(mode, packing, tail):
     spec = replace(SPEC, kv_cache_dtype=mode, tail=tail)
-    figure = byte_map_figure.cell_figure(spec, packing=packing)
+    figure = cell_figure(spec, packing=packing)
     *cells, page, _ = figure.axes
     starts = (0, spec.cell_bytes if packing == "packed" else 0)
     parts = [part for half, start in zip("KV", starts, strict=True) for part in cell_parts(spec, half, start)]
@@ -345,7 +345,7 @@ def test_a_cell_is_drawn_as_the_spec_says(mode, packing, tail):
 
 def test_padding_is_drawn_after_the_content():
     spec = replace(SPEC, page_size_padded=400)
-    page = byte_map_figure.cell_figure(spec).axes[-2]
+    page = cell_figure(spec).axes[-2]
     assert [key[:2] for key in drawn(page) if key[4] == str(UNOWNED)] == [(160, 400)]
 
 
@@ -380,7 +380,7 @@ def test_stripes_are_the_bytes_of_the_owners(name, mode, one_storage):
 )
 def test_pieces_of_a_block_are_counted_and_outlined(layout, count, size):
     cache = allocate(SPEC, layout, "meta")
-    figure = byte_map_figure.buffer_figure({"Here": cache}, block=1)
+    figure = buffer_figure({"Here": cache}, block=1)
     assert f"block 1 is {count} piece{'s' * (count > 1)} of {size} bytes" in figure.alt_text
     found = [(start, stop) for mine in stripes(cache).values() for block, start, stop in pieces(mine) if block == 1]
     assert sorted((left, right) for left, _, right, _ in outlines(figure.axes[0])) == sorted(found)
@@ -389,7 +389,7 @@ def test_pieces_of_a_block_are_counted_and_outlined(layout, count, size):
 
 def test_padding_does_not_divide_a_block():
     cache = allocate(replace(SPEC, page_size_padded=192), "BLHNC", "meta")
-    figure = byte_map_figure.buffer_figure({"Padded": cache}, block=1)
+    figure = buffer_figure({"Padded": cache}, block=1)
     assert "block 1 is 1 piece of 736 bytes, padding between its pages included" in figure.alt_text
     assert any(key[4] == str(UNOWNED) for key in drawn(figure.axes[0]))
 
@@ -398,7 +398,7 @@ def test_buffers_share_one_scale_and_count_what_is_left_out():
     caches = {
         kind: allocate(replace(SPEC, num_layers=9), layout, "meta") for kind, layout in (("a", "NHD"), ("b", "BLNHC"))
     }
-    figure = byte_map_figure.buffer_figure(caches, block=0, max_layers_shown=3)
+    figure = buffer_figure(caches, block=0, max_layers_shown=3)
     one, two = figure.axes
     assert one.get_xlim() == two.get_xlim() == (0, 9 * 640)
     assert {tuple(ax.get_xticks()) for ax in figure.axes} == {tuple(one.get_xticks())}
@@ -440,26 +440,24 @@ def test_errors_say_what_to_do():
     with pytest.raises(ValueError, match="not 'out_of_bounds': leave out the argument finding"):
         byte_map_figure.figure(record, row_bytes=160, finding=outside)
     with pytest.raises(ValueError, match="packing 'spilt' does not exist.*did you mean 'split'"):
-        byte_map_figure.cell_figure(SPEC, packing="spilt")
+        cell_figure(SPEC, packing="spilt")
     cache = allocate(SPEC, "NHD", "meta")
     with pytest.raises(ValueError, match="block 4 does not exist, there are 4"):
-        byte_map_figure.buffer_figure(cache, block=4)
+        buffer_figure(cache, block=4)
     with pytest.raises(ValueError, match="max_layers_shown must be at least 1, not 0"):
-        byte_map_figure.buffer_figure(cache, max_layers_shown=0)
+        buffer_figure(cache, max_layers_shown=0)
     with pytest.raises(ValueError, match="there is no cache to draw"):
-        byte_map_figure.buffer_figure({})
+        buffer_figure({})
     with pytest.raises(ValueError, match="a title must be a text .str., but 1 is int"):
-        byte_map_figure.buffer_figure({1: cache})
+        buffer_figure({1: cache})
     for width in (1, 0, float("nan")):
         with pytest.raises(ValueError, match=f"width_inches {width} leaves no room"):
-            byte_map_figure.buffer_figure(cache, width_inches=width)
-    assert byte_map_figure.buffer_figure(cache, width_inches=4) and byte_map_figure.figure(
-        record, row_bytes=160, width_inches=4
-    )
+            buffer_figure(cache, width_inches=width)
+    assert buffer_figure(cache, width_inches=4) and byte_map_figure.figure(record, row_bytes=160, width_inches=4)
     with pytest.raises(ValueError, match="too many to draw"):
-        byte_map_figure.buffer_figure(allocate(replace(SPEC, num_blocks=20_000), "NHD", "meta"))
+        buffer_figure(allocate(replace(SPEC, num_blocks=20_000), "NHD", "meta"))
     with pytest.raises(ValueError, match="saved as png or svg, not as 'jpg'"):
-        byte_map_figure.save(byte_map_figure.cell_figure(SPEC), "figure.jpg")
+        save(cell_figure(SPEC), "figure.jpg")
 
 
 def test_six_thousand_byte_ranges_are_drawn():

@@ -31,7 +31,7 @@
     return meaning ? [...lines, meaning] : lines;
   }
 
-  // Return the meaning of a byte with this value. `map.mode` is the record kvviz.cache.modes.Mode, or null.
+  // Return the meaning of a byte with this value. `map.mode` has fields of a kvviz.cache.modes.Mode, or is null.
   function decoded(map, { owner, writers, state }, value) {
     const mode = map.mode;
     if (!mode || !mode.scale_bytes || !owner) return "";
@@ -46,7 +46,7 @@
     const mode = map.mode;
     if (!(mode.scale_dtype in SCALES)) return `a ${mode.scale_dtype} scale: this map cannot decode its value`;
     const scale = scaleAt(map, start);
-    return scale ? `a scale: ${number(scale[0])}${mode.has_zero_point ? ", zero-point " + scale[1] : ""}` : "";
+    return scale ? `a scale: ${number(scale[0])}${mode.zero_point_mask ? ", zero-point " + scale[1] : ""}` : "";
   }
 
   function decodedCode(map, start, value) {
@@ -58,7 +58,7 @@
     if (!scale) return `its scale is read at byte ${start}, whose value is not shown`;
     const [size, zero] = scale;
     const products = CODES[mode.code](value).map((c) => `${number(c)} x ${number(size)} = ${number((c - zero) * size)}`);
-    const notes = [mode.has_zero_point && `codes less the zero-point ${zero}`, mode.rotated && "rotated"].filter(Boolean);
+    const notes = [mode.zero_point_mask && `codes less the zero-point ${zero}`, mode.rotated && "rotated"].filter(Boolean);
     return `code x scale at byte ${start}: ${products.join(" and ")}${notes.length ? ` (${notes.join("; ")})` : ""}`;
   }
 
@@ -70,7 +70,7 @@
     const mode = map.mode, bytes = map.bytesAt(start, mode.scale_bytes);
     if (!bytes) return null;
     const [size, bits] = SCALES[mode.scale_dtype].map((read) => read(bytes));
-    return [size, mode.has_zero_point ? bits & 15 : 0];
+    return [size, bits & mode.zero_point_mask];
   }
 
   // For each `Mode.code`: the function that returns the codes in one byte. int4 has the low four bits first.

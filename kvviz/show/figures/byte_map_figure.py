@@ -14,7 +14,6 @@ from kvviz.show.byte_map import ByteMap, ByteRange
 from kvviz.show.colours import GREY, HUES, Entry, ink_on, thin
 from kvviz.show.describe import alt_text, counts, entries, hues_of, style_of
 from kvviz.show.figures.arrow import overlaps, point
-from kvviz.show.figures.buffer_figure import buffer_figure
 from kvviz.show.figures.canvas import (
     BODY,
     LINE_INCHES,
@@ -27,18 +26,14 @@ from kvviz.show.figures.canvas import (
     draw_boxes,
     draw_legend,
     legend_lines,
-    save,
     settings,
     text_inches,
     ticks,
     wrapped,
 )
-from kvviz.show.figures.cell_figure import cell_figure
 from kvviz.show.pointing import POINTED, shows
 from kvviz.show.rows import Row, rows
 from kvviz.show.states import STATES
-
-__all__ = ["buffer_figure", "cell_figure", "figure", "save"]
 
 ROW_INCHES, MAX_PANEL_INCHES = 0.19, 10.0
 """Height of a row, and largest height of a panel. With many rows, each row gets lower."""
