@@ -63,7 +63,7 @@ class Part:
 class ByteRange:
     """Bytes ``[start, stop)`` of the storage with one owner and the same writers.
 
-    ``state`` is one of :data:`~kvviz.show.states.STATES`.
+    ``owner`` is None for padding, which belongs to no view. ``state`` is one of :data:`~kvviz.show.states.STATES`.
     """
 
     start: int

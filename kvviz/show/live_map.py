@@ -24,6 +24,7 @@ from kvviz.show.describe import MOST_WRITERS, ZERO_POINT_MASK, alt_text, counts,
 from kvviz.show.overview import overview
 from kvviz.show.picture import picture
 from kvviz.show.pointing import POINTED, claim_of, shows
+from kvviz.show.rows import checked_row_bytes
 
 MAX_BYTES = 1 << 53
 """Largest storage. JavaScript's numbers are exact below 2**53."""
@@ -76,8 +77,8 @@ class MapView:
         png: bool = False,
     ) -> None:
         self.maps = named_maps(maps)
-        _check(self.maps, row_bytes, finding, frames)
-        row_bytes = min(row_bytes, max(record.stop - record.start for record in self.maps.values()))
+        _check(self.maps, finding, frames)
+        row_bytes = min(checked_row_bytes(row_bytes), max(record.stop - record.start for record in self.maps.values()))
         self.row_bytes, self.finding, self.beside, self.frames, self.png = row_bytes, finding, beside, frames, png
 
     @property
@@ -209,9 +210,7 @@ def named_maps(maps: Mapping[str, ByteMap] | ByteMap) -> dict[str, ByteMap]:
     return dict(maps)
 
 
-def _check(maps: Mapping[str, ByteMap], row_bytes: int, finding: Finding | None, frames: Frames) -> None:
-    if row_bytes < 1:
-        raise ValueError(f"row_bytes must be at least 1, not {row_bytes}")
+def _check(maps: Mapping[str, ByteMap], finding: Finding | None, frames: Frames) -> None:
     for title, record in maps.items():
         if not record.ranges:
             raise ValueError(f"the map {title!r} has no bytes, [{record.start}, {record.stop}): give a larger window")
@@ -274,7 +273,7 @@ def _views(record: ByteMap, hues: Mapping) -> dict:
         key, number = hue_key(view.name), forms.setdefault(_json(form), len(forms))
         fields = [clipped(view.name), number, view.offset * view.itemsize, hues[key], ids[view.name]]
         fields += [key if isinstance(key, int) else None, ids.get(scale_of(view.name))]
-        while fields[-1] is None:  # two nulls less for each of many views
+        while fields[-1] is None:  # leave out nulls at the end: a large cache has hundreds of views
             fields.pop()
         return fields
 

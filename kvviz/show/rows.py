@@ -1,5 +1,6 @@
 """The rows of a drawn byte map: with one page per row, a row gets a label such as ``block 1 · layer 0``."""
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,14 +21,24 @@ class Row:
         return len(_blocks_and_layers(self.ranges)) != 1
 
 
+def checked_row_bytes(row_bytes: int) -> int:
+    """Return ``row_bytes`` as a Python integer. Raise ValueError if it is not an integer of at least 1."""
+    try:
+        number = operator.index(row_bytes)
+    except TypeError:
+        raise ValueError(f"row_bytes must be an integer, not {row_bytes!r}") from None
+    if number < 1:
+        raise ValueError(f"row_bytes must be at least 1, not {number}")
+    return number
+
+
 def rows(record: ByteMap, row_bytes: int) -> tuple[Row, ...]:
     """Cut a map into rows of ``row_bytes``. With the page size, each row is one page.
 
     Raises:
-        ValueError: ``row_bytes`` below 1.
+        ValueError: ``row_bytes`` is not an integer of at least 1.
     """
-    if row_bytes < 1:
-        raise ValueError(f"row_bytes must be at least 1, not {row_bytes}")
+    row_bytes = checked_row_bytes(row_bytes)
     cut: dict[int, list[ByteRange]] = {start: [] for start in range(record.start, record.stop, row_bytes)}
     for stretch in record.ranges:
         first = stretch.start - (stretch.start - record.start) % row_bytes

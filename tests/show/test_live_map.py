@@ -210,6 +210,7 @@ def test_layers_that_share_a_colour_are_named():
         (lambda m: MapView({}, row_bytes=8), "there is no map to show"),
         (lambda m: MapView({"a": 3}, row_bytes=8), "maps must map titles .str. to ByteMaps, but 'a' has the value int"),
         (lambda m: MapView(m, row_bytes=0), "row_bytes must be at least 1, not 0"),
+        (lambda m: MapView(m, row_bytes=6.4), "row_bytes must be an integer, not 6.4"),
         (
             lambda m: MapView({"a": m, "b": m}, row_bytes=8, frames=[("x", b"")]),
             "frames need exactly one map, but 2 maps are given",
@@ -302,6 +303,11 @@ def test_three_hundred_writers_are_counted():
 def test_a_row_is_no_longer_than_the_window():
     spec, record, _ = story()
     assert MapView(record, row_bytes=10**10).row_bytes == record.stop
+
+
+def test_numpy_integers_are_integers():
+    _, record, _ = story()
+    assert MapView(record, row_bytes=np.int32(64)).html == MapView(record, row_bytes=64).html
 
 
 def test_a_finding_without_a_place_raises():

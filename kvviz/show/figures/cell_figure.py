@@ -23,6 +23,7 @@ from kvviz.show.figures.canvas import (
 )
 from kvviz.show.states import STATES
 
+# Lengths in inches. The page's bars leave PAGE_RIGHT free for a text at their right end.
 WIDTH, MARGIN, RIGHT, PAGE_RIGHT = 11.0, 0.12, 0.45, 2.2
 SCALE_INCHES, CELL_INCHES, OFFSETS_INCHES, PAGE_INCHES = 0.32, 0.5, 0.3, 0.24
 MOST_EDGES = 200
@@ -94,7 +95,7 @@ def _cell_bars(spec: CacheSpec, packing: str) -> dict[str, tuple[Piece, ...]]:
 
 
 def _cell_title(spec: CacheSpec) -> str:
-    scale = {True: f" and {spec.scale_bytes} bytes of scale", False: ""}[spec.is_per_token_head and spec.tail]
+    scale = f" and {spec.scale_bytes} bytes of scale" if spec.is_per_token_head and spec.tail else ""
     without = ", and no tail for its scale" if spec.is_per_token_head and not spec.tail else ""
     return f"{spec.kv_cache_dtype}: a cell is {spec.data_bytes} bytes of data{scale}{without}"
 
@@ -148,8 +149,10 @@ def _draw_cell(sheet: Sheet, place: tuple[float, float, float], name: str, parts
             _draw_data_label(ax, part, spec, upper + CELL_INCHES / 2, inch)
     edges = sorted({edge for part in parts for edge in (part.start, part.stop)})
     for edge in edges:
-        before = any(part.start == edge and part.name.endswith("scale") for part in parts)
-        side = {True: "right", False: "left" if edge and edge - spec.scale_bytes in edges else "center"}[before]
+        # A scale is narrower than the numbers of its two edges: move the numbers apart.
+        starts_scale = any(part.start == edge and part.name.endswith("scale") for part in parts)
+        ends_scale = edge > 0 and edge - spec.scale_bytes in edges
+        side = "right" if starts_scale else "left" if ends_scale else "center"
         shift = {"right": 0.03, "left": -0.03, "center": 0.0}[side] * inch
         ax.vlines(edge, lower, lower + 0.06, color=INK, lw=0.8, clip_on=False)
         ax.text(edge + shift, lower + 0.14, str(edge), fontsize=BODY, ha=side, va="center_baseline")
