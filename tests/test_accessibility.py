@@ -233,7 +233,12 @@ def test_keys_skip_the_contents_scroll_code_and_open_hints(visit):
     assert opened.url.endswith("#kvr-text")
     opened.locator(".jp-InputArea-editor").first.focus()
     opened.keyboard.press("ArrowRight")
-    opened.wait_for_function("document.querySelector('.jp-InputArea-editor').scrollLeft > 0")
+    for _ in range(50):  # the page's Content-Security-Policy forbids playwright's wait_for_function
+        if opened.evaluate("document.querySelector('.jp-InputArea-editor').scrollLeft") > 0:
+            break
+        opened.wait_for_timeout(100)
+    else:
+        pytest.fail("the arrow key did not scroll the code")
     opened.get_by_text("A hint").focus()
     opened.keyboard.press("Enter")
     assert not opened.get_by_text("Hidden words").is_visible()

@@ -1,4 +1,5 @@
 // The drawing of one map: sizes, rows, outlines and arrows, and the strip of the whole storage.
+  // Everywhere below, `f` is the result of sizes(), and `w` the result of paint() for the visible bytes.
   // Heights in CSS pixels: of the whole map at most, of a row at most and at least, and of the strip.
   const MOST_HEIGHT = 420, MOST_ROW = 24, LEAST_ROW = 3, STRIP = 26;
   // From this width on, there is room for the labels of the rows.
@@ -16,7 +17,7 @@
 
   class Drawing {
     // Return the sizes of the drawing for the present width and zoom, in CSS pixels.
-    frameOf() {
+    sizes() {
       const width = this.stage.clientWidth, right = width >= WIDE ? ROW_LABEL : 6;
       const inner = Math.max(width - LEFT - right, 40);
       const shown = Math.ceil((this.stop - this.start + (this.start - this.anchor) % this.row) / this.row);
@@ -26,18 +27,20 @@
       const rowHeight = Math.max(LEAST_ROW, Math.min(MOST_ROW, base * this.look.zoom));
       const across = Math.max(1, Math.min(this.look.zoom, this.row * WIDEST_BYTE / inner));
       const most = Math.max(1, Math.floor(MOST_BYTES / this.row));
-      return { width, inner, height, rowHeight, base, px: (inner / this.row) * across, columns: this.row / across, rows: Math.min(Math.ceil(height / rowHeight), most) };
+      const px = (inner / this.row) * across, columns = this.row / across;
+      return { width, inner, height, rowHeight, base, px, columns, rows: Math.min(Math.ceil(height / rowHeight), most) };
     }
 
     // Keep the visible part within the storage.
     clamp() {
-      const f = this.frameOf(), look = this.look;
+      const f = this.sizes(), look = this.look;
       look.left = Math.max(0, Math.min(look.left, this.row - f.columns));
       look.top = Math.max(this.firstRow, Math.min(look.top, this.lastRow - Math.floor(f.height / f.rowHeight) + 1));
       look.top = Math.max(this.firstRow, Math.floor(look.top));
       return f;
     }
 
+    // Return the first byte of a row; row 0 begins at byte `anchor`.
     rowStart(row) { return this.anchor + row * this.row; }
 
     // Return the painted bytes of the visible rows.
@@ -49,7 +52,7 @@
 
     // Return the middle of a byte on the canvas, and whether it is visible.
     where(byte) {
-      const f = this.frameOf(), row = Math.floor((byte - this.anchor) / this.row);
+      const f = this.sizes(), row = Math.floor((byte - this.anchor) / this.row);
       const x = LEFT + (byte - this.rowStart(row) - this.look.left + 0.5) * f.px;
       const y = (row - this.look.top + 0.5) * f.rowHeight;
       return { x, y, shown: x >= LEFT && x < LEFT + f.inner && row >= this.look.top && y < f.height };
@@ -57,12 +60,13 @@
 
     // Return the byte at a place of the canvas, or null.
     byteAt(x, y) {
-      const f = this.frameOf(), column = Math.floor((x - LEFT) / f.px + this.look.left);
+      const f = this.sizes(), column = Math.floor((x - LEFT) / f.px + this.look.left);
       if (x < LEFT || x >= LEFT + f.inner || y < 0 || y >= f.height || column < 0 || column >= this.row) return null;
       const byte = this.rowStart(this.look.top + Math.floor(y / f.rowHeight)) + column;
       return byte >= 0 && byte < this.nbytes ? byte : null;
     }
 
+    // Draw rows, axis and strip on a sheet, then copy the sheet to the canvas.
     draw() {
       if (!this.stage.clientWidth) return;
       const f = this.clamp(), ratio = devicePixelRatio || 1, colours = theme();
@@ -80,7 +84,7 @@
     }
 
     // Copy the drawn sheet to the canvas, and draw outlines and arrows over it.
-    drawOver(f = this.frameOf(), colours = theme()) {
+    drawOver(f = this.sizes(), colours = theme()) {
       if (!this.sheet || !this.stage.clientWidth) return;
       const context = sized(this.canvas, f.width, f.height + AXIS, devicePixelRatio || 1);
       context.drawImage(this.sheet, 0, 0, f.width, f.height + AXIS);
@@ -89,6 +93,7 @@
       within(context, LEFT - 2, f.inner + 4, f.height, () => this.drawPointers(context, f, colours));
     }
 
+    // Draw one row: neighbouring bytes with the same owner, writers and state are one stretch.
     drawRow(context, f, w, row, colours, patterns) {
       const start = this.rowStart(this.look.top + row), y = row * f.rowHeight, gap = f.rowHeight > 7 ? 1 : 0;
       if (start >= this.nbytes || y >= f.height) return;
@@ -124,7 +129,10 @@
         context.fillStyle = css(colours.soft);
         context.textAlign = "right";
         context.fillText("0x" + Math.max(start, 0).toString(16), LEFT - 5, y + f.rowHeight / 2);
-        if (f.width >= WIDE) { context.textAlign = "left"; context.fillText(label(blocksAndLayers), LEFT + f.inner + 6, y + f.rowHeight / 2, 108); }
+        if (f.width >= WIDE) {
+          context.textAlign = "left";
+          context.fillText(label(blocksAndLayers), LEFT + f.inner + 6, y + f.rowHeight / 2, ROW_LABEL - 10);
+        }
       }
     }
 
@@ -168,7 +176,8 @@
       for (let column = from; column < to; column++) {
         const i = start + column - this.start;
         if (i >= 0 && i < now.length && before[i] !== now[i]) {
-          context.fillRect(LEFT + (column - this.look.left) * f.px, y + high - Math.max(2, high / 4), Math.max(f.px, 1), Math.max(2, high / 4));
+          const bar = Math.max(2, high / 4);
+          context.fillRect(LEFT + (column - this.look.left) * f.px, y + high - bar, Math.max(f.px, 1), bar);
         }
       }
     }
@@ -282,6 +291,7 @@
       context.strokeRect(a - 1, 1, Math.max(b - a + 2, 3), STRIP - 2);
     }
 
+    // Return the tooltip of the strip.
     stripText(byte) {
       const n = this.strip.findIndex((_, column) => byte < this.columnOf(column)[1]);
       const [owned, written, most] = this.strip[n], [start, stop] = this.columnOf(n);

@@ -24,6 +24,7 @@
       this.build();
     }
 
+    // Return the value of a byte after the chosen step, or null if the value is not known.
     value(byte) {
       const plane = this.planes[this.frame];
       return plane && byte >= this.start && byte < this.stop ? plane[byte - this.start] : null;
@@ -36,6 +37,7 @@
       return new DataView(plane.buffer, plane.byteOffset + at - this.start, size);
     }
 
+    // Add canvas, tooltip, strip, controls and the text of the selected byte.
     build() {
       const stage = this.node.querySelector(".kvviz-stage"), image = stage.querySelector("img");
       this.stage = stage;
@@ -64,6 +66,7 @@
       new ResizeObserver(() => this.draw()).observe(stage);
     }
 
+    // Return the controls under a map.
     bar() {
       const bar = element("div", "kvviz-bar kvviz-live");
       const button = (text, name, call) => {
@@ -97,6 +100,7 @@
       return bar;
     }
 
+    // Return the slider of a time lapse.
     frameBar() {
       const box = element("label", ""), name = element("span", "");
       const slider = element("input", "", { type: "range", min: "0", max: String(this.frames.length), value: "0" });
@@ -112,6 +116,7 @@
       return box;
     }
 
+    // Turn the entries of the legend into buttons that highlight.
     legend() {
       this.node.querySelectorAll(".kvviz-legend li").forEach((item) => {
         const what = item.dataset.kvviz;
@@ -160,7 +165,7 @@
         const [x, y] = spot(event, canvas);
         if (down && (Math.abs(x - down.x) > 4 || Math.abs(y - down.y) > 4)) moved = true;
         if (down && moved) {
-          const f = this.frameOf();
+          const f = this.sizes();
           this.look.left = down.left - (x - down.x) / f.px;
           if (event.pointerType === "mouse") this.look.top = down.top - Math.round((y - down.y) / f.rowHeight);
           this.share();
@@ -202,7 +207,7 @@
     }
 
     key(event) {
-      const f = this.frameOf(), page = Math.max(1, Math.floor(f.height / f.rowHeight) - 1) * this.row;
+      const f = this.sizes(), page = Math.max(1, Math.floor(f.height / f.rowHeight) - 1) * this.row;
       const steps = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -this.row, ArrowDown: this.row, PageUp: -page, PageDown: page };
       const now = this.selected === null ? Math.max(0, this.rowStart(this.look.top)) : this.selected;
       const next = now + (this.selected === null ? 0 : steps[event.key]);
@@ -254,7 +259,7 @@
 
     listenToStrip() {
       const jump = (event) => {
-        const [x] = spot(event, this.stripCanvas), f = this.frameOf();
+        const [x] = spot(event, this.stripCanvas), f = this.sizes();
         const byte = Math.floor(Math.max(0, Math.min(0.999999, (x - LEFT) / f.inner)) * this.nbytes);
         if (event.buttons) {
           this.look.top = Math.floor((byte - this.anchor) / this.row) - Math.floor(f.height / f.rowHeight / 2);
@@ -269,11 +274,11 @@
 
     // Zoom about a place of the canvas; default: about the selected byte, or the upper left corner.
     zoomBy(factor, x = null, y = null) {
-      const f = this.frameOf(), look = this.look, at = this.selected === null ? null : this.where(this.selected);
+      const f = this.sizes(), look = this.look, at = this.selected === null ? null : this.where(this.selected);
       if (x === null) { x = at && at.shown ? at.x : LEFT; y = at && at.shown ? at.y : 0; }
       const column = (x - LEFT) / f.px + look.left, row = Math.floor(y / f.rowHeight) + look.top;
       look.zoom = Math.max(0.2, Math.min(look.zoom * factor, Math.max(1, (this.row * WIDEST_BYTE) / f.inner, 20 / f.base)));
-      const g = this.frameOf();
+      const g = this.sizes();
       look.left = column - (x - LEFT) / g.px;
       look.top = row - Math.floor(y / g.rowHeight);
       this.share();
@@ -282,7 +287,7 @@
     select(byte, follow) {
       for (const map of this.group) { map.selected = byte < map.nbytes ? byte : null; map.showSelected(); }
       if (follow) {
-        const f = this.frameOf(), at = this.where(byte), row = Math.floor((byte - this.anchor) / this.row);
+        const f = this.sizes(), at = this.where(byte), row = Math.floor((byte - this.anchor) / this.row);
         if (!at.shown) {
           const rows = Math.floor(f.height / f.rowHeight), column = byte - this.rowStart(row);
           if (row < this.look.top || row >= this.look.top + rows) this.look.top = row - Math.floor(rows / 2);
