@@ -90,7 +90,7 @@ def _place_of(named: Mapping[str, ByteMap], finding: Finding) -> str:
     place = f"bytes [{first.start_bytes}, {first.stop_bytes})"
     if not any(shows(record, finding) for record in named.values()):
         return f"The finding's first place, {place}, is not on these maps."
-    if finding.kind == "collision":
+    if finding.drawing == FRAME:
         return f"Marked: {len(finding.views)} views write {place}; the first is {first.text}."
     return f"Marked: {first.text} belongs at bytes [{rightful.start_bytes}, {rightful.stop_bytes}) and lies at {place}."
 

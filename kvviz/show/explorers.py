@@ -99,7 +99,7 @@ def look(position: Position) -> Shown:
     maps = byte_maps(owners, writers, most_bytes=WINDOW_BYTES, kv_cache_dtype=spec.kv_cache_dtype)
     shown = dict(list(maps.items())[:MOST_MAPS])
     pointed = [f for f in audit.findings if f.storage in shown and f.example] if audit else []
-    pointed.sort(key=lambda finding: finding.kind != "misplaced")  # an arrow shows more than a frame
+    pointed.sort(key=lambda finding: finding.drawing != ARROW)  # an arrow shows more than a frame
     view = MapView(shown, row_bytes=spec.page_size_bytes, finding=pointed[0] if pointed else None)
     return Shown(view, audit, arithmetic(cache, len(maps) - len(shown)))
 

@@ -156,7 +156,7 @@ class MapView:
         if self.finding is None or not shows(record, self.finding):
             return ""
         first, *others = self.finding.example
-        if self.finding.kind == "collision":
+        if self.finding.drawing == FRAME:
             line = claim_of(self.finding, record.at(first.start_bytes).stop - first.start_bytes)
         else:
             line = f"{first.text} belongs at byte {others[0].start_bytes} and lies at byte {first.start_bytes}"

@@ -26,7 +26,7 @@ def point(ax: Axes, record: ByteMap, row_bytes: int, finding: Finding, per_inch:
 
     ``per_inch`` is the number of bytes and of rows per inch.
     """
-    if finding.kind == "collision":
+    if finding.drawing == FRAME:
         stretch = record.at(finding.example[0].start_bytes)
         box = box_of(record, row_bytes, stretch.start, stretch.stop)
         draw_boxes(ax, [(box, OUTLINE)])

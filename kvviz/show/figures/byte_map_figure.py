@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from kvviz.audit.findings import Finding
+from kvviz.audit.findings import FRAME, Finding
 from kvviz.show.byte_map import ByteMap, ByteRange
 from kvviz.show.colours import GREY, HUES, Entry, ink_on, thin
 from kvviz.show.describe import alt_text, counts, entries, hues_of, style_of
@@ -135,7 +135,7 @@ class _Panel:
     @property
     def callout_inches(self) -> float:
         """Room for a sentence above the first row."""
-        return CALLOUT_INCHES if self.finding and self.finding.kind == "collision" else 0.0
+        return CALLOUT_INCHES if self.finding and self.finding.drawing == FRAME else 0.0
 
     @property
     def head_inches(self) -> float:
