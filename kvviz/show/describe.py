@@ -197,17 +197,13 @@ SCALES = {"float32": ("<f", "<I")}
 """For each dtype of a scale, the two formats in which :mod:`struct` reads it: as a number, and as its bits."""
 
 
-ZERO_POINT_MASK = 15
-"""The bits of a scale that hold the zero-point, in a mode that has one."""
-
-
 def _scale_at(record: ByteMap, mode: Mode, start: int) -> tuple[float, int] | None:
     """Return a scale and its zero-point (0 if the mode has none), or None if a byte of the scale is unknown."""
     raw = record.value(start, mode.scale_bytes)
     if raw is None:
         return None
     size, bits = (struct.unpack(form, raw)[0] for form in SCALES[mode.scale_dtype])
-    return size, bits & ZERO_POINT_MASK if mode.has_zero_point else 0
+    return size, bits & mode.zero_point_mask
 
 
 def _int8(byte: int) -> tuple[float, ...]:

@@ -15,12 +15,12 @@ from importlib.resources import files
 
 from kvviz.audit.findings import ARROW, FRAME, Finding
 from kvviz.audit.view import View
-from kvviz.cache.modes import Mode, get_mode
+from kvviz.cache.modes import get_mode
 from kvviz.show import colours, states
 from kvviz.show.byte_map import ByteMap, half_of
 from kvviz.show.byte_map_text import render_text
 from kvviz.show.colours import HATCH_INK, SWATCH_STEP, Entry, Style
-from kvviz.show.describe import MOST_WRITERS, ZERO_POINT_MASK, alt_text, counts, entries, hue_key, hues_of, scale_of
+from kvviz.show.describe import MOST_WRITERS, alt_text, counts, entries, hue_key, hues_of, scale_of
 from kvviz.show.overview import overview
 from kvviz.show.picture import picture
 from kvviz.show.pointing import POINTED, claim_of, shows
@@ -169,7 +169,7 @@ class MapView:
             "start": record.start,
             "stop": record.stop,
             "row": self.row_bytes,
-            "mode": record.kv_cache_dtype and _mode_data(get_mode(record.kv_cache_dtype)),
+            "mode": record.kv_cache_dtype and get_mode(record.kv_cache_dtype).as_data(),
             **_views(record, hues),
             "values": None if record.values is None else packed(record.values),
             "frames": [
@@ -237,17 +237,6 @@ def _check(maps: Mapping[str, ByteMap], finding: Finding | None, frames: Frames)
                 f"frame {title!r} has {len(after)} bytes and the map's window has {len(record.values)}: "
                 f"give all bytes of the window"
             )
-
-
-def _mode_data(mode: Mode) -> dict:
-    """Return what the script needs of a mode, as plain data."""
-    return {
-        "code": mode.code,
-        "scale_bytes": mode.scale_bytes,
-        "scale_dtype": mode.scale_dtype,
-        "zero_point_mask": ZERO_POINT_MASK if mode.has_zero_point else 0,
-        "rotated": mode.rotated,
-    }
 
 
 def _views(record: ByteMap, hues: Mapping) -> dict:
