@@ -31,7 +31,7 @@
     return meaning ? [...lines, meaning] : lines;
   }
 
-  // Return the meaning of a byte with this value. `map.mode` has fields of a kvviz.cache.modes.Mode, or is null.
+  // Return the meaning of a byte with this value. `map.mode` is what kvviz.cache.modes.Mode.as_data returns, or null.
   function decoded(map, { owner, writers, state }, value) {
     const mode = map.mode;
     if (!mode || !mode.scale_bytes || !owner) return "";
