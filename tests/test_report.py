@@ -463,7 +463,9 @@ class TestRuns:
 
     def test_a_signal_leaves_no_temporary_files_behind(self, tmp_path):
         """The kernel makes temporary files too, and a cell that is still running does not delay the end."""
-        cell = "import os, tempfile\ntempfile.mkdtemp()\nopen('pid', 'w').write(str(os.getpid()))\nimport time\ntime.sleep(300)"
+        cell = (
+            "import os, tempfile, time\ntempfile.mkdtemp()\nopen('pid', 'w').write(str(os.getpid()))\ntime.sleep(300)"
+        )
         write(tmp_path, "01_a", "import tempfile\ntempfile.mkdtemp()")
         write(tmp_path, "02_b", cell)
         temporary = tmp_path / "temporary"
