@@ -114,7 +114,7 @@ def one(path: Path, cell_timeout_s: int) -> None:
 
 
 def send(**message) -> None:
-    """Send a message to the process that started this one. If that process has ended, the error ends this one too."""
+    """Send a message to the process that started this one. If that process has ended, end with an error."""
     print(json.dumps(message), flush=True)
 
 
