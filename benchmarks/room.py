@@ -119,7 +119,7 @@ def send(**message) -> None:
 
 
 def start_all(kernels: int, path: Path, seconds: int, private: str, triton_cache: str) -> list[Seat]:
-    """Start the processes. Their temporary files go into the folder ``private``, which the caller removes at the end."""
+    """Start the processes. Their temporary files go into the folder ``private``, which the caller removes."""
     command = [sys.executable, __file__, "--one", "--seconds", str(seconds), str(path)]
     paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     inside = {**os.environ, "PYTHONPATH": paths, "TMPDIR": private, "TRITON_CACHE_DIR": triton_cache}
