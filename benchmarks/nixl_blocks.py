@@ -93,7 +93,7 @@ class Peer:
             self.process.join()
 
 
-def beside(work: Callable, measure: Callable) -> list[dict]:
+def run_with_peer(work: Callable, measure: Callable) -> list[dict]:
     """Run ``work(pipe)`` in another process and ``measure(peer, readings)`` in this one. Return what it returns.
 
     Args:
@@ -297,7 +297,7 @@ def main() -> None:
         print(f"nixl is not installed: python -m pip install {REQUIREMENT}", file=sys.stderr)
         sys.exit(2)
     os.environ.update(ENVIRONMENT)
-    rows = beside(owner, measure)
+    rows = run_with_peer(owner, measure)
     versions = {"python": platform.python_version()}
     versions |= {name: importlib.metadata.version(name) for name in ("nixl", "numpy")}
     print(json.dumps({"engine": "NIXL, UCX over loopback", "versions": versions, "verified": True, "rows": rows}))

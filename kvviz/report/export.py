@@ -24,7 +24,7 @@ from kvviz.report.page import CUSTOMARY, Entry, Frame, Link, relink, render_inde
 from kvviz.report.paths import shortener
 
 CELL_TIMEOUT_S = 900
-"""Seconds that one cell may take. The slowest cell of the project takes about two minutes on two CPU cores."""
+"""Seconds that one cell may take. The longest notebook of the project takes about 150 s on two CPU cores."""
 PLAIN_EVERY_S = 10.0
 """Shortest time in seconds between two lines about cells, if the output is not a terminal."""
 INTERRUPTED = 130
