@@ -39,8 +39,8 @@ SLIPS = {
             "block 0, token 0, head 1: byte 160 belongs to layer 0 V data [block 0, t",
         ),
         ("return 160 + (token + 4 * head) * spec.cell_bytes", "block 0, token 0, head 1: byte 240"),
-        ("return 10**6", "byte 1000000 is no place"),
-        ("return 'V'", "byte V is no place"),
+        ("return 10**6", "byte 1000000: no cell fits there"),
+        ("return 'V'", "byte V: no cell fits there"),
     ],
     "02.1": [
         ("misplaced_layers = [0, 1, 2, 3]", "layer 0: block 0, token 0, head 0"),
