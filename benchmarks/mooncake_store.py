@@ -1,20 +1,24 @@
-"""What a shared store knows of a KV block's layout: python benchmarks/mooncake_store.py
+"""Shows that a Mooncake store does not check the layout of a KV block: python benchmarks/mooncake_store.py
 
-A block of all layers is put into a Mooncake store from a cross-layer buffer, in which it is one run of bytes. Readers
-with one buffer per layer fetch it: one as it was laid out, one that takes it for the K halves of all layers and then
-the V halves. The store answers both alike. Then the spans of the layers' views of one cross-layer storage are
-registered with the transfer engine, one by one: they overlap, and all but the first are refused.
+The script puts a block of all layers into a store. The block comes from a cross-layer buffer, in which it is one
+stretch of bytes. Two readers with one buffer per layer fetch the block. The first reader uses the right order of the
+bytes. The second reader assumes the K halves of all layers and then the V halves. The store answers both in the same
+way. Then the script registers the byte spans of all layers of one cross-layer storage with the transfer engine. The
+spans overlap, and the engine refuses all but the first.
 
-The store listens on every address of the machine whatever is set. So this script runs itself in a network namespace
-of its own (``unshare``), with nothing but the loopback device. If the store's master dies midway, the script says in
-one sentence what had been fetched and ends with exit status 1; no process is left behind. Prints JSON. Needs Linux,
-util-linux, the library libibverbs1 (apt install --no-install-recommends libibverbs1), and:
-pip install mooncake-transfer-engine-non-cuda==0.3.13.post1
+The store listens on every network address of the machine, and no option changes this. So the script runs itself in a
+separate network namespace (``unshare``) that has only the loopback device. If the store's master process dies, the
+script prints one sentence and ends with exit status 1. No process is left behind.
+
+The output is JSON. The script needs Linux, util-linux, and the library libibverbs1
+(apt install --no-install-recommends libibverbs1). The constant REQUIREMENT says what else to install. Without it, the
+exit status is 2.
 """
 
 import contextlib
 import fcntl
 import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
@@ -28,32 +32,36 @@ from pathlib import Path
 
 import numpy as np
 
+REQUIREMENT = "mooncake-transfer-engine-non-cuda==0.3.13.post1"
+"""Argument of pip install."""
 NUM_LAYERS, NUM_BLOCKS, PAGE, BLOCK = 24, 4, 4_352, 1
+"""Layers, blocks, bytes of a page, and the block that is stored."""
 RPC, METRICS = 50_051, 50_052
 KEY = "a block"
 UP = 1
+"""Linux's flag IFF_UP: the network device is switched on."""
 SECONDS = 30.0
-"""How long the store's master has to start."""
+"""Seconds that the store's master has to start."""
 LONGEST = 150.0
-"""How long all of it may take. A client whose master is gone tries 20 times, for 90 seconds, and hears nobody."""
+"""Seconds that the whole script may take. A client without a master tries 20 times, which takes 90 seconds."""
 BOUND = ("setpriv", "--pdeathsig", "KILL")
-"""Ends a process with the one that started it."""
+"""Beginning of a command that is killed when the process that started it ends."""
 
 
 def alone() -> bool:
-    """Whether this process sees the loopback device and no other."""
+    """Return True if the loopback device is the only network device of this process."""
     return {name for _, name in socket.if_nameindex()} == {"lo"}
 
 
 def loopback_up() -> None:
-    """Switch the loopback device of this namespace on."""
+    """Switch on the loopback device of this namespace."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         request = struct.pack("16sh14x", b"lo", UP)
         fcntl.ioctl(any_socket, 0x8914, request)  # SIOCSIFFLAGS
 
 
 def in_a_namespace() -> int:
-    """Run this script again with a network of its own; its exit status."""
+    """Run this script again in a separate network namespace, and return its exit status."""
     command = [
         "unshare",
         "--net",
@@ -66,22 +74,22 @@ def in_a_namespace() -> int:
     try:
         return subprocess.run(command, check=False, timeout=LONGEST).returncode
     except subprocess.TimeoutExpired:
-        sys.exit(f"the store gave no answer for {LONGEST:.0f} seconds and was ended: run the script again")
+        sys.exit(f"the store gave no answer for {LONGEST:.0f} seconds and was stopped: run the script again")
 
 
 def address(array: np.ndarray) -> int:
-    """Where an array starts in memory."""
+    """Return the address of an array."""
     return array.ctypes.data
 
 
 def spans_of_layers(cross_layer: np.ndarray) -> list[tuple[int, int]]:
-    """``(address, length)`` from the first to the last byte of each layer's view of a cross-layer storage."""
+    """Return ``(address, length)`` for each layer: from its first to its last byte in a cross-layer storage."""
     reach = (NUM_BLOCKS - 1) * NUM_LAYERS * PAGE + PAGE
     return [(address(cross_layer) + layer * PAGE, reach) for layer in range(NUM_LAYERS)]
 
 
 def registered(cross_layer: np.ndarray) -> dict:
-    """How many spans the transfer engine accepts: layer by layer, and the whole storage at once."""
+    """Register the span of each layer, then the whole storage. Return the answers of the transfer engine."""
     from mooncake.engine import TransferEngine
 
     engine = TransferEngine()
@@ -96,7 +104,7 @@ def registered(cross_layer: np.ndarray) -> dict:
 
 
 def pieces(buffers: list[np.ndarray], as_laid_out: bool) -> tuple[list[int], list[int]]:
-    """Addresses and lengths to scatter a block into: page by page, or all K halves and then all V halves."""
+    """Return addresses and lengths of the parts of a block: page by page, or all K halves and then all V halves."""
     if as_laid_out:
         return [address(buffer) for buffer in buffers], [PAGE] * NUM_LAYERS
     halves = [address(buffer) + half * PAGE // 2 for half in range(2) for buffer in buffers]
@@ -104,7 +112,7 @@ def pieces(buffers: list[np.ndarray], as_laid_out: bool) -> tuple[list[int], lis
 
 
 def stored(cross_layer: np.ndarray, rows: list[dict]) -> dict:
-    """Put the block once and fetch it twice; what was fetched is added to the rows."""
+    """Put the block once and fetch it twice. Append one row per fetch to ``rows``, and return the result."""
     from mooncake.store import MooncakeDistributedStore
 
     store = MooncakeDistributedStore()
@@ -120,21 +128,23 @@ def stored(cross_layer: np.ndarray, rows: list[dict]) -> dict:
         places, lengths = pieces(buffers, as_laid_out)
         (answer,) = store.batch_get_into_multi_buffers([KEY], [places], [lengths])
         if answer != size:
-            raise RuntimeError(f"the block could not be fetched: the store answered {answer}, not its {size} bytes")
+            raise RuntimeError(
+                f"the block could not be fetched: the store answered {answer}, but the block has {size} bytes"
+            )
         right = sum(bool((buffer == page).all()) for buffer, page in zip(buffers, block, strict=True))
         rows.append(
             {"reader": reader, "answer": answer, "pieces": len(places), "right_pages": right, "pages": NUM_LAYERS}
         )
-    size_told = store.get_size(KEY)
-    if size_told != size:
-        raise RuntimeError(f"the store answered {size_told} when it was asked for the size of a block of {size} bytes")
+    stored_size = store.get_size(KEY)
+    if stored_size != size:
+        raise RuntimeError(f"the store answered that the block has {stored_size} bytes, but it has {size}")
     store.remove(KEY)
     store.close()
-    return {"object_bytes": size_told, "rows": rows}
+    return {"object_bytes": stored_size, "rows": rows}
 
 
 def master() -> subprocess.Popen:
-    """The store's master program, listening on the loopback device."""
+    """Start the store's master process on the loopback device, and return it when it accepts connections."""
     import mooncake
 
     program = Path(mooncake.__file__).parent / "mooncake_master"
@@ -151,39 +161,39 @@ def master() -> subprocess.Popen:
 
 
 def watched(server: subprocess.Popen, cross_layer: np.ndarray) -> dict:
-    """What the store and the transfer engine say.
+    """Return the answers of the store and of the transfer engine.
 
     Raises:
-        SystemExit: the master died before all was said; the message says what had been fetched until then.
+        SystemExit: the master died too early. The message says how many readers had fetched the block.
     """
     rows, before = [], cross_layer.copy()
     try:
         found = {"store": stored(cross_layer, rows), "registration": registered(cross_layer)}
     except RuntimeError:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            server.wait(1)  # its sockets close before it is seen to be dead
+            server.wait(1)  # the sockets of a dead process close before the process counts as dead
         if server.returncode is None:
             raise
     if server.poll() is None:
         return found
-    state = "is intact" if np.array_equal(cross_layer, before) else "has changed"
+    state = "is unchanged" if np.array_equal(cross_layer, before) else "has changed"
     raise SystemExit(
-        f"the store's master (pid {server.pid}) died with exit code {server.returncode}: {len(rows)} of 2 readers had "
-        f"the block, and the buffer that it was put from {state}; run the script again"
+        f"the store's master (pid {server.pid}) died with exit code {server.returncode}. {len(rows)} of 2 readers had "
+        f"fetched the block. The buffer from which the block was put {state}. Run the script again."
     )
 
 
 def inside() -> None:
-    """What happens in the namespace."""
+    """Run the measurement inside the namespace and print JSON."""
     if not alone():
-        raise RuntimeError("this network is not the script's own: start it without --inside")
+        raise RuntimeError("this network has other devices than loopback: start the script without --inside")
     loopback_up()
     cross_layer = np.random.default_rng(0).integers(0, 256, NUM_BLOCKS * NUM_LAYERS * PAGE, dtype=np.uint8)
     server = master()
     try:
         found = watched(server, cross_layer)
     finally:
-        server.kill()  # it keeps nothing
+        server.kill()  # the master stores nothing on disk, so it can be killed
         server.wait()
     versions = {"python": platform.python_version(), "numpy": np.__version__}
     versions["mooncake"] = importlib.metadata.version("mooncake-transfer-engine-non-cuda")
@@ -192,13 +202,19 @@ def inside() -> None:
     )
 
 
+def main() -> int:
+    """Check what is installed, run the measurement in a namespace, and return the exit status."""
+    if importlib.util.find_spec("mooncake") is None:
+        print(f"mooncake is not installed: python -m pip install {REQUIREMENT}", file=sys.stderr)
+        return 2
+    if shutil.which("unshare") is None or shutil.which("setpriv") is None:
+        print("the programs unshare and setpriv are missing: install the package util-linux", file=sys.stderr)
+        return 2
+    return in_a_namespace()
+
+
 if __name__ == "__main__":
     if "--inside" in sys.argv:
         inside()
-    elif shutil.which("unshare") is None or shutil.which("setpriv") is None:
-        sys.exit(
-            "this needs `unshare` and `setpriv` (util-linux): the store listens on every address, and must not on a "
-            "real network"
-        )
     else:
-        sys.exit(in_a_namespace())
+        sys.exit(main())

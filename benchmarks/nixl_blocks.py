@@ -1,55 +1,63 @@
-"""What one KV block costs a real transfer engine, by layout: python benchmarks/nixl_blocks.py
+"""Measures what the transfer of one KV block costs in the NIXL engine, by layout: python benchmarks/nixl_blocks.py
 
-Two processes on this machine, NIXL's UCX backend over the loopback device only, host memory only. The second process
-reads one block of all layers out of the first one's cache, which is arranged in four ways:
+Two processes run on this machine. The second process reads one block of all layers out of the cache of the first.
+NIXL uses its UCX backend, the loopback device and host memory only. The cache is arranged in four ways:
 
-* cross-layer: one buffer, a block is one run of bytes: 1 descriptor;
-* cross-layer, asked by layer: the same buffer and L descriptors; neighbours, which the engine may join;
-* per-layer: L runs in one buffer per layer: L descriptors;
-* K and V apart: 2 L runs: 2 L descriptors.
+* cross-layer: one buffer for all L layers. A block is one stretch of bytes: 1 descriptor.
+* cross-layer, asked by layer: the same buffer, but L descriptors. The engine may join neighbours.
+* per-layer: one buffer per layer. A block is L stretches of bytes: L descriptors.
+* K and V apart: K and V of each layer are apart too: 2 L descriptors.
 
-After the first transfer and after the last, the block's bytes are compared, and those around it must be untouched.
-If the first process dies before, while or after a block is read, the second one notices: it compares the blocks that
-had arrived, says so in one sentence, and ends with exit status 1. Neither process outlives the other.
-Prints JSON: for each number of layers, page size and arrangement the descriptors asked for, those posted (the engine's
-own telemetry), bytes, and the median time of one transfer in microseconds. Needs Linux, torch and nixl:
-pip install --no-deps nixl-cu12==1.5.1 nixl==1.5.1
+After the first and the last transfer, the script compares the bytes of the block, and checks that no other byte has
+changed. If the first process dies, the second process compares the blocks that have arrived, prints one sentence, and
+ends with exit status 1. No process is left behind.
+
+The output is JSON. For each number of layers, page size and arrangement it contains the number of descriptors that
+were asked for and that were posted (from the engine's telemetry), the bytes, and the median time of one transfer in
+microseconds. The script needs Linux. The constant REQUIREMENT says what to install. Without it, the exit status is 2.
 """
 
 import contextlib
 import importlib.metadata
+import importlib.util
 import json
 import multiprocessing
 import os
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
+REQUIREMENT = "--no-deps nixl-cu12==1.5.1 nixl==1.5.1"
+"""Arguments of pip install. --no-deps leaves the installed torch as it is."""
 ENVIRONMENT = {"UCX_NET_DEVICES": "lo", "NIXL_LOG_LEVEL": "WARN"}
 NUM_BLOCKS, SOURCE, TARGET = 4, 1, 2
+"""Blocks of a cache, the block that is read, and the block that is written."""
 REPEATS, ROUNDS = 60, 5
+"""Transfers in a row, and how often. The rounds of all arrangements alternate, so a slow moment affects all."""
 SIZES = ((24, 32_768), (80, 32_768), (80, 2_048))
+"""Pairs of (number of layers, bytes of a page)."""
 SECONDS = 60.0
-"""How long either process waits for the other."""
+"""Seconds that a process waits for the other process."""
 GRACE = 10.0
-"""How long the first process has to end when it is told to."""
+"""Seconds that the first process has to end after the order to end. Then it is killed."""
 LONG = 1.0
-"""A transfer that takes longer than this may have lost its other side."""
+"""Seconds after which a transfer checks if the other process is still alive."""
 
 
 class Died(RuntimeError):
-    """The other process ended while it was needed."""
+    """The other process ended too early."""
 
 
 class Peer:
-    """Another process and a pipe to it: noticed when it dies, and never left behind.
+    """The other process, and a pipe to it.
 
     Args:
-        work: called there with its end of the pipe.
+        work: function that the process calls with its end of the pipe.
     """
 
     def __init__(self, work: Callable) -> None:
@@ -57,17 +65,17 @@ class Peer:
         self.pipe, there = context.Pipe()
         self.process = context.Process(target=work, args=(there,), daemon=True)
         self.process.start()
-        there.close()  # the other process alone has it now, so that its end is seen here
+        there.close()  # only the other process has this end now, so its death closes the pipe
 
     def check(self) -> None:
-        """Raise Died if it has."""
+        """Raise Died if the process has ended."""
         if not self.process.is_alive():
             raise Died(f"the first process (pid {self.process.pid}) died with exit code {self.process.exitcode}")
 
     def receive(self):
-        """What it sends next. Raises TimeoutError, or Died."""
+        """Return the next message of the process. Raise Died if it ended, or TimeoutError."""
         if not self.pipe.poll(SECONDS):
-            raise TimeoutError(f"the first process said nothing for {SECONDS:.0f} seconds")
+            raise TimeoutError(f"the first process sent nothing for {SECONDS:.0f} seconds")
         try:
             return self.pipe.recv()
         except (EOFError, OSError):
@@ -76,7 +84,7 @@ class Peer:
             raise
 
     def end(self) -> None:
-        """Tell it to end, and end it if it does not."""
+        """Order the process to end. Kill it if it does not end."""
         with contextlib.suppress(OSError):
             self.pipe.send("done")
         self.process.join(GRACE)
@@ -85,61 +93,71 @@ class Peer:
             self.process.join()
 
 
-def beside(work: Callable, measure: Callable) -> list[dict]:
-    """Run ``work(pipe)`` in another process and ``measure(peer, readings)`` here, which adds to the readings.
+def run_with_peer(work: Callable, measure: Callable) -> list[dict]:
+    """Run ``work(pipe)`` in another process and ``measure(peer, readings)`` in this one. Return what it returns.
+
+    Args:
+        measure: appends a :class:`Reading` to ``readings`` for each arrangement.
 
     Raises:
-        SystemExit: the other process died before it was told to end; the message says what had arrived.
+        SystemExit: the other process died too early. The message says how many blocks had arrived.
     """
     peer, readings = Peer(work), []
     try:
         try:
             rows = measure(peer, readings)
         except Exception:
-            peer.process.join(LONG)  # an engine may notice before the system does
+            peer.process.join(LONG)  # the engine may notice the death before the operating system does
             peer.check()
             raise
         peer.check()
         return rows
     except Died as died:
-        raise SystemExit(f"{died}: {intact(readings)}; run the script again") from died
+        raise SystemExit(f"{died}. {intact(readings)}. Run the script again.") from died
     finally:
         peer.end()
 
 
 @dataclass(frozen=True)
 class Arrangement:
-    """``runs`` stretches of bytes a block, each described by ``parts`` descriptors, for ``num_layers`` pages."""
+    """One way to arrange a cache.
+
+    Args:
+        num_layers: pages per block.
+        page_bytes: bytes of one page.
+        ranges: number of byte ranges per block.
+        parts: number of descriptors per byte range.
+    """
 
     name: str
     num_layers: int
     page_bytes: int
-    runs: int
+    ranges: int
     parts: int = 1
 
     @property
-    def run_bytes(self) -> int:
-        """Bytes of one stretch."""
-        return self.num_layers * self.page_bytes // self.runs
+    def range_bytes(self) -> int:
+        """Return the size of one byte range."""
+        return self.num_layers * self.page_bytes // self.ranges
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the whole cache."""
+        """Return the size of the whole cache in bytes."""
         return NUM_BLOCKS * self.num_layers * self.page_bytes
 
     def descriptors(self, base: int, block: int) -> list[tuple[int, int, int]]:
-        """``(address, length, device)`` of a block's descriptors."""
-        size = self.run_bytes // self.parts
-        starts = [base + (run * NUM_BLOCKS + block) * self.run_bytes for run in range(self.runs)]
+        """Return ``(address, length, device)`` for each descriptor of a block."""
+        size = self.range_bytes // self.parts
+        starts = [base + (number * NUM_BLOCKS + block) * self.range_bytes for number in range(self.ranges)]
         return [(start + part * size, size, 0) for start in starts for part in range(self.parts)]
 
     def block_of(self, cache: np.ndarray, block: int) -> np.ndarray:
-        """A block's bytes, run by run, as a view."""
-        return cache.reshape(self.runs, NUM_BLOCKS, self.run_bytes)[:, block]
+        """Return a view of the bytes of a block, shape (ranges, range_bytes)."""
+        return cache.reshape(self.ranges, NUM_BLOCKS, self.range_bytes)[:, block]
 
 
 def arrangements() -> list[Arrangement]:
-    """All that are measured, in order."""
+    """Return all arrangements in the order of the measurement."""
     made = []
     for layers, page in SIZES:
         made += [
@@ -152,30 +170,32 @@ def arrangements() -> list[Arrangement]:
 
 
 def content(number: int, nbytes: int) -> np.ndarray:
-    """What the first process's cache of an arrangement holds; both processes can say it."""
+    """Return the content of cache ``number`` in the first process. Both processes can compute this content."""
     return np.random.default_rng(number).integers(1, 256, nbytes, dtype=np.uint8)
 
 
 def registered(agent, cache: np.ndarray):
-    """Register a cache, and return what the agent calls it."""
+    """Register a cache with the agent, and return the agent's handle."""
     return agent.register_memory([(cache.ctypes.data, cache.nbytes, 0, "")], "DRAM")
 
 
 def owner(pipe) -> None:
-    """The first process: owns the caches, tells where they are, waits."""
+    """Run the first process: make the caches, send their addresses, and wait for the order to end."""
     from nixl import nixl_agent
 
     agent = nixl_agent("owner")
     caches = [content(number, one.nbytes) for number, one in enumerate(arrangements())]
     regions = [registered(agent, cache) for cache in caches]
     pipe.send((agent.get_agent_metadata(), [cache.ctypes.data for cache in caches]))
-    pipe.poll(4 * SECONDS)  # told to end, or the other side is gone; meanwhile the agent's own thread answers
+    pipe.poll(
+        4 * SECONDS
+    )  # returns on the order to end, or if the other process is gone; NIXL's thread answers meanwhile
     for region in regions:
         agent.deregister_memory(region)
 
 
 def transfer(agent, handle, peer: Peer) -> float:
-    """Post a transfer and wait until it is done: microseconds."""
+    """Post a transfer, wait until it is done, and return the microseconds."""
     start = time.perf_counter()
     state = agent.transfer(handle)
     while state == "PROC":
@@ -191,16 +211,16 @@ def transfer(agent, handle, peer: Peer) -> float:
 
 
 def check(one: Arrangement, number: int, cache: np.ndarray) -> None:
-    """Raise if the target block is not the source block, or another byte was touched."""
+    """Raise RuntimeError if the target block differs from the source block, or if another byte has changed."""
     source = one.block_of(content(number, one.nbytes), SOURCE)
     if not np.array_equal(one.block_of(cache, TARGET), source):
-        raise RuntimeError(f"{one}: the block did not arrive as it was")
+        raise RuntimeError(f"{one}: the block that arrived differs from the source")
     if np.count_nonzero(cache) != source.size:
-        raise RuntimeError(f"{one}: bytes outside the block were written")
+        raise RuntimeError(f"{one}: bytes outside the block have changed")
 
 
 class Reading:
-    """One arrangement as the second process reads it: its cache, and the transfer made ready."""
+    """One arrangement in the second process: its cache and its prepared transfer."""
 
     def __init__(self, agent, peer: Peer, name: str, number: int, one: Arrangement, base: int) -> None:
         self.agent, self.peer, self.number, self.one, self.times = agent, peer, number, one, []
@@ -216,19 +236,19 @@ class Reading:
         self.handle = agent.make_prepped_xfer("READ", self.sides[0], every, self.sides[1], every)
 
     def first(self) -> None:
-        """The transfer that is checked; it also makes the connection."""
+        """Run the first transfer, which also makes the connection, and check the block."""
         transfer(self.agent, self.handle, self.peer)
         self.arrived = True
         check(self.one, self.number, self.cache)
-        told = self.agent.get_xfer_telemetry(self.handle)
-        self.posted, self.nbytes = told.descCount, told.totalBytes
+        telemetry = self.agent.get_xfer_telemetry(self.handle)
+        self.posted, self.nbytes = telemetry.descCount, telemetry.totalBytes
 
     def again(self) -> None:
-        """Some that are timed."""
+        """Run and time some more transfers."""
         self.times += [transfer(self.agent, self.handle, self.peer) for _ in range(REPEATS)]
 
     def end(self) -> dict:
-        """Give everything back; the row."""
+        """Check the block again, release everything, and return the row of the output."""
         check(self.one, self.number, self.cache)
         self.handle.release()
         for side in self.sides:
@@ -246,15 +266,15 @@ class Reading:
 
 
 def intact(readings: list[Reading]) -> str:
-    """How many blocks had arrived, said when each has been compared once more."""
+    """Compare all blocks that have arrived once more, and return their number in words."""
     arrived = [reading for reading in readings if reading.arrived]
     for reading in arrived:
         check(reading.one, reading.number, reading.cache)
-    return f"{len(arrived)} of {len(arrangements())} blocks had arrived and are intact"
+    return f"{len(arrived)} of {len(arrangements())} blocks had arrived, and their bytes are right"
 
 
 def measure(peer: Peer, readings: list[Reading]) -> list[dict]:
-    """The second process: reads, checks and times."""
+    """Run the second process: read the blocks, check them, and measure the times. Return the rows."""
     from nixl import nixl_agent, nixl_agent_config
 
     metadata, bases = peer.receive()
@@ -272,9 +292,12 @@ def measure(peer: Peer, readings: list[Reading]) -> list[dict]:
 
 
 def main() -> None:
-    """Start the first process, be the second, print JSON."""
+    """Start the first process, run as the second, and print JSON."""
+    if importlib.util.find_spec("nixl") is None:
+        print(f"nixl is not installed: python -m pip install {REQUIREMENT}", file=sys.stderr)
+        sys.exit(2)
     os.environ.update(ENVIRONMENT)
-    rows = beside(owner, measure)
+    rows = run_with_peer(owner, measure)
     versions = {"python": platform.python_version()}
     versions |= {name: importlib.metadata.version(name) for name in ("nixl", "numpy")}
     print(json.dumps({"engine": "NIXL, UCX over loopback", "versions": versions, "verified": True, "rows": rows}))

@@ -1,15 +1,17 @@
-"""A room of learners on one machine: python benchmarks/room.py [--kernels 30] [NOTEBOOK]
+"""Measures a class that shares one machine: python benchmarks/room.py [--kernels 30] [NOTEBOOK]
 
-Starts N kernels at the same moment, each with a notebook (default: 03) that is executed from top to bottom by a
-process of its own (which is ready by then, as a Jupyter server would be), and prints for each the seconds from there
-until its first code cell was done and until all were, and "ok" or its error; beside "ok" stands the first line that
-the notebook wrote to stderr, so that a fallback is seen. Then the peak of GPU memory, contexts included (nvidia-smi,
-every second), and of host memory (every five seconds; a page that processes share counts once). Exit status 1 if one
-fails. Ctrl-C leaves no process.
+The script starts N processes. When all are ready, each starts a kernel and runs one notebook (default: 03) from top to
+bottom. For each kernel the script prints a line: the seconds until the first code cell was done, the seconds until all
+cells were done, and "ok" or the error. If the notebook wrote to stderr, for example because it fell back to the CPU,
+the line also contains the first line of that text.
 
-All kernels use one new Triton cache. That is a room's worst case: nothing is compiled before, all compile the same
-kernels at the same time, and all write to one folder. --triton-cache takes a folder that is kept, so that a second
-run shows a room that came prepared. Needs psutil; nvidia-smi where there is a GPU.
+Then the script prints the largest amount of GPU memory in use, with CUDA contexts (nvidia-smi, every second), and of
+host memory (every five seconds; a shared page counts once). The exit status is 1 if a notebook failed. Ctrl-C ends all
+processes.
+
+All kernels use one new Triton cache. This is the worst case: nothing is compiled before, and all kernels compile the
+same code at the same time, into one folder. With --triton-cache the folder is kept. A second run then measures a class
+that starts with compiled kernels. The script needs psutil, and nvidia-smi for a GPU.
 """
 
 import argparse
@@ -31,21 +33,25 @@ import psutil
 ROOT = Path(__file__).resolve().parents[1]
 GIB = 1 << 30
 POLL_SECONDS = 1.0
+"""Seconds between two measurements of GPU memory."""
 HOST_EVERY = 5
-"""Host memory is asked for once in so many polls, because counting shared pages takes time."""
+"""Host memory is measured only once in so many polls, because counting shared pages takes time."""
 SECONDS = 1800
-"""How long all of it may take."""
+"""Seconds that all notebooks together may take. The same number limits each cell."""
 
 
 @dataclass
 class Seat:
-    """One learner: the process that executes a notebook, and what it said until now.
+    """The process of one learner, and its results up to now.
 
     Attributes:
-        first, total: seconds from ``start``, the moment at which all kernels start, until the first code cell was
-            done, and until the process ended.
-        done: code cells that are done.
-        said: "ok", or the error; None if it ended without a word.
+        process: runs the notebook.
+        start: time at which the kernel may start, on the clock ``time.monotonic()``.
+        first: seconds from ``start`` until the first code cell was done.
+        total: seconds from ``start`` until the process ended.
+        done: number of code cells that are done.
+        result: "ok", or the error. None if the process has not sent a result.
+        stderr: the first line that the notebook wrote to stderr, or "".
     """
 
     process: subprocess.Popen
@@ -53,90 +59,90 @@ class Seat:
     first: float | None = None
     total: float | None = None
     done: int = 0
-    said: str | None = None
-    aside: str = ""
+    result: str | None = None
+    stderr: str = ""
 
     def begin(self) -> None:
-        """Let its kernel start."""
+        """Let the kernel start."""
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.write("\n")
             self.process.stdin.flush()
 
     def follow(self) -> None:
-        """Read what the process tells, until it ends."""
+        """Read the messages of the process until it ends."""
         for line in self.process.stdout:
-            told = json.loads(line) if line.startswith("{") else {}
-            self.done, self.said = told.get("done", self.done), told.get("said", self.said)
-            self.aside = told.get("aside", self.aside)
+            message = json.loads(line) if line.startswith("{") else {}
+            self.done, self.result = message.get("done", self.done), message.get("result", self.result)
+            self.stderr = message.get("stderr", self.stderr)
             if self.first is None and self.done == 1:
                 self.first = time.monotonic() - self.start
         self.process.wait()
         self.total = time.monotonic() - self.start
 
     def row(self, number: int) -> str:
-        """What is printed of it."""
+        """Return the line of output for this process."""
         first = "-" if self.first is None else f"{self.first:.1f}"
         total = "-" if self.total is None else f"{self.total:.1f}"
-        aside = f" (stderr: {self.aside})" if self.aside else ""
-        return f"{number:6} {first:>12} {total:>8}   {self.verdict}{aside}"
+        stderr = f" (stderr: {self.stderr})" if self.stderr else ""
+        return f"{number:6} {first:>12} {total:>8}   {self.verdict}{stderr}"
 
     @property
     def verdict(self) -> str:
-        """ok, or what went wrong."""
+        """Return "ok" or the error."""
         if self.total is None:
-            return f"not done in time: {self.done} code cells were"
-        return self.said or f"the process ended with exit code {self.process.returncode} and said nothing"
+            return f"not done in time: only {self.done} code cells were done"
+        return self.result or f"the process ended with exit code {self.process.returncode} and without a result"
 
 
 def one(path: Path, cell_timeout_s: int) -> None:
-    """Execute a notebook, and tell on stdout, as JSON lines, which cells are done and how it ended."""
+    """Run a notebook. Write the number of cells that are done, and the result, to stdout as JSON lines."""
     from kvviz.report.notebook import execute, read
 
     def watch(number: int, total: int, seconds: float | None) -> None:
         if seconds is not None:
-            tell(done=number)
+            send(done=number)
 
     notebook = read(path)
-    tell(ready=True)
+    send(ready=True)
     sys.stdin.readline()
     if notebook.problem:
-        return tell(said=f"{path} {notebook.problem}")
+        return send(result=f"{path} {notebook.problem}")
     node, failure = execute(notebook, watch, cell_timeout_s)
     outputs = [output for cell in node.cells for output in cell.get("outputs", ())]
-    aside = "".join(output.text for output in outputs if output.get("name") == "stderr")
-    tell(said=f"{failure.where}: {failure.error}" if failure else "ok", aside=aside.strip().split("\n")[0])
+    stderr = "".join(output.text for output in outputs if output.get("name") == "stderr")
+    send(result=f"{failure.where}: {failure.error}" if failure else "ok", stderr=stderr.strip().split("\n")[0])
 
 
-def tell(**what) -> None:
-    """One line to whoever started this process; it fails when nobody is there any more, which ends this one too."""
-    print(json.dumps(what), flush=True)
+def send(**message) -> None:
+    """Send a message to the process that started this one. If that process has ended, end with an error."""
+    print(json.dumps(message), flush=True)
 
 
-def seated(kernels: int, path: Path, seconds: int, private: str, triton_cache: str) -> list[Seat]:
-    """Start the processes. Their temporary files lie in ``private``, which outlives them however they end."""
+def start_all(kernels: int, path: Path, seconds: int, private: str, triton_cache: str) -> list[Seat]:
+    """Start the processes. Their temporary files go into the folder ``private``, which the caller removes."""
     command = [sys.executable, __file__, "--one", "--seconds", str(seconds), str(path)]
     paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     inside = {**os.environ, "PYTHONPATH": paths, "TMPDIR": private, "TRITON_CACHE_DIR": triton_cache}
     seats = []
     try:
-        for _ in range(kernels):  # sessions of their own: Ctrl-C reaches this process alone, and it ends them
+        for _ in range(kernels):  # new sessions: Ctrl-C then reaches only this process, which ends the others
             process = subprocess.Popen(
                 command, env=inside, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
             )
             seats.append(Seat(process, time.monotonic()))
         for seat in seats:
-            seat.process.stdout.readline()  # it is ready, or has ended
+            seat.process.stdout.readline()  # returns when the process is ready or has ended
         for seat in seats:
             seat.start = time.monotonic()
             seat.begin()
     except BaseException:
-        emptied(seats)
+        end_all(seats)
         raise
     return seats
 
 
-def emptied(seats: list[Seat]) -> None:
-    """End every process of every seat, kernels first; those that have ended are left alone."""
+def end_all(seats: list[Seat]) -> None:
+    """End all processes of all seats, kernels first."""
     for process in reversed(family(seats)):
         try:
             process.kill()
@@ -147,7 +153,7 @@ def emptied(seats: list[Seat]) -> None:
 
 
 def family(seats: list[Seat]) -> list[psutil.Process]:
-    """The processes of all seats that run, each before those that it has started."""
+    """Return the running processes of all seats. Each process comes before the processes that it started."""
     found = []
     for seat in seats:
         if seat.process.poll() is None:
@@ -160,7 +166,7 @@ def family(seats: list[Seat]) -> list[psutil.Process]:
 
 
 def host_bytes(processes: list[psutil.Process]) -> int:
-    """Memory of processes: a page that n of them share counts as an nth for each (elsewhere than on Linux: not)."""
+    """Return the memory of processes in bytes. On Linux, each of n processes counts 1/n of a page that they share."""
     total = 0
     for process in processes:
         try:
@@ -172,25 +178,25 @@ def host_bytes(processes: list[psutil.Process]) -> int:
 
 
 def gpu_bytes() -> tuple[int, int] | None:
-    """Memory used and there on the GPU that kernels take, by nvidia-smi; None where it answers nothing."""
+    """Return (used, total) memory of the GPU in bytes, from nvidia-smi. None if there is no answer."""
     if shutil.which("nvidia-smi") is None:
         return None
     number = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     query = ["nvidia-smi", "--query-gpu=memory.used,memory.total", "--format=csv,noheader,nounits", f"--id={number}"]
     try:
         done = subprocess.run(query, capture_output=True, text=True, timeout=60, check=True)
-        used, there = done.stdout.strip().split("\n")[0].split(",")
-        return int(used) << 20, int(there) << 20
-    except (subprocess.SubprocessError, ValueError):  # no such GPU; or "[N/A]"
+        used, total = done.stdout.strip().split("\n")[0].split(",")
+        return int(used) << 20, int(total) << 20
+    except (subprocess.SubprocessError, ValueError):  # this GPU does not exist, or the answer is "[N/A]"
         return None
 
 
 def run(kernels: int, path: Path, seconds: int, triton_cache: str | None) -> int:
-    """Seat them all, wait for all of them, print what happened, and return the exit status."""
+    """Start all processes, wait for all, print the results, and return the exit status."""
     before = gpu_bytes()
     gpu_peak, host_peak, start = before[0] if before else 0, 0, time.monotonic()
     with tempfile.TemporaryDirectory(prefix="room-", ignore_cleanup_errors=True) as private:
-        seats = seated(kernels, path, seconds, private, triton_cache or f"{private}/triton")
+        seats = start_all(kernels, path, seconds, private, triton_cache or f"{private}/triton")
         try:
             followers = [threading.Thread(target=seat.follow, daemon=True) for seat in seats]
             for follower in followers:
@@ -205,17 +211,17 @@ def run(kernels: int, path: Path, seconds: int, triton_cache: str | None) -> int
             failed = sum(seat.verdict != "ok" for seat in seats)
             rows = [seat.row(number) for number, seat in enumerate(seats, 1)]
         finally:
-            emptied(seats)
-    print(f"kernel {'first cell s':>12} {'all s':>8}   outcome", *rows, sep="\n")
+            end_all(seats)
+    print(f"kernel {'first cell s':>12} {'total s':>8}   outcome", *rows, sep="\n")
     firsts = [seat.first for seat in seats if seat.first is not None]
     print(
         f"{kernels} kernels, {path.name}, {psutil.cpu_count()} CPU cores: {kernels - failed} ok, {failed} failed; "
-        f"{time.monotonic() - start:.1f} s in all, first cells done after at most {max(firsts, default=0):.1f} s"
+        f"{time.monotonic() - start:.1f} s in total, first cells done after at most {max(firsts, default=0):.1f} s"
     )
-    print(f"host memory at its peak: {host_peak / GIB:.2f} GiB")
+    print(f"largest amount of host memory: {host_peak / GIB:.2f} GiB")
     if before:
         print(
-            f"GPU memory at its peak: {gpu_peak / GIB:.2f} of {before[1] / GIB:.1f} GiB, contexts included; "
+            f"largest amount of GPU memory: {gpu_peak / GIB:.2f} of {before[1] / GIB:.1f} GiB, with CUDA contexts; "
             f"{before[0] / GIB:.2f} GiB before the start"
         )
     return 1 if failed else 0
@@ -226,8 +232,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("notebook", nargs="?", type=Path, metavar="NOTEBOOK", help="default: notebook 03")
     parser.add_argument("--kernels", type=int, metavar="N", help="default: 30 with a GPU, else 4")
-    parser.add_argument("--seconds", type=int, default=SECONDS, help="how long all may take (default: %(default)s)")
-    parser.add_argument("--triton-cache", metavar="DIR", help="a folder for compiled kernels (default: a new one)")
+    parser.add_argument(
+        "--seconds", type=int, default=SECONDS, help="seconds that all notebooks may take (default: %(default)s)"
+    )
+    parser.add_argument("--triton-cache", metavar="DIR", help="folder for compiled kernels (default: a new folder)")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     path = options.notebook or ROOT / "notebooks" / "03_reproduce_the_corruption.ipynb"
@@ -238,12 +246,12 @@ def main() -> int:
     if kernels < 1 or options.seconds < 1:
         parser.error(f"--kernels is {kernels} and --seconds {options.seconds}: both must be at least 1")
     if not path.is_file():
-        parser.error(f"there is no notebook {path}")
+        parser.error(f"the notebook {path} does not exist")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         return run(kernels, path.resolve(), options.seconds, options.triton_cache)
     except KeyboardInterrupt:
-        print("interrupted; every process was ended", file=sys.stderr)
+        print("interrupted; all processes were ended", file=sys.stderr)
         return 130
 
 

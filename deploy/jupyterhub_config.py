@@ -1,6 +1,7 @@
-"""JupyterHub for a room: users of this machine, one shared environment, notebooks of their own. docs/hub.md says how.
+"""Configures JupyterHub for a class on one machine. docs/hub.md explains how to use this file.
 
-Run it with the Python that the kit is installed for: ``.venv/bin/jupyterhub -f deploy/jupyterhub_config.py``.
+The participants are users of this machine. They share one Python environment, and each has a copy of the notebooks.
+Start the Hub with the Python environment of kvviz: ``.venv/bin/jupyterhub -f deploy/jupyterhub_config.py``.
 """
 
 import os
@@ -11,36 +12,41 @@ from pathlib import Path
 
 KIT = Path(__file__).resolve().parents[1]
 SEATS = int(os.environ.get("KVVIZ_SEATS", "30"))
-"""How many servers may run at once; the CPU's cores are shared out among them."""
+"""Number of participants whose servers may run at the same time. The CPU cores are divided by this number."""
 
 GROUP = os.environ.get("KVVIZ_GROUP", "kvviz")
-"""Members of this group of the system may log in."""
+"""Members of this group of the operating system may log in."""
 
 IDLE_S = 3600
-"""A kernel that nobody has used for so long ends, and gives its memory on the GPU back."""
+"""Idle time in seconds after which a kernel ends and frees its GPU memory."""
 
 NOTEBOOKS = Path(os.environ.get("KVVIZ_NOTEBOOKS", KIT / "workshop" / "participants"))
 if not NOTEBOOKS.is_dir():
-    sys.exit(f"{NOTEBOOKS} is not there: run python -m kvviz workshop in {KIT}, or set KVVIZ_NOTEBOOKS")
+    sys.exit(f"the folder {NOTEBOOKS} does not exist: run python -m kvviz workshop in {KIT}, or set KVVIZ_NOTEBOOKS")
 
 FOLDER = "kvviz-notebooks"
 COPY = """
-import shutil, sys
+import os, shutil, sys
 from pathlib import Path
 source, target = map(Path, sys.argv[1:])
 target.mkdir(exist_ok=True)
 for path in source.iterdir():
-    if path.suffix in (".ipynb", ".json") and not (target / path.name).exists():
-        shutil.copyfile(path, target / path.name)
+    if path.suffix in (".ipynb", ".json") and not os.path.lexists(target / path.name):
+        part = target / f".{path.name}.part"
+        shutil.copyfile(path, part)
+        os.replace(part, target / path.name)
 """
-"""What is there already stays as its owner left it."""
+"""Program that copies the notebooks and their data files into a user's folder. A file that exists is never changed."""
 
 
 def copy_notebooks(spawner) -> None:
-    """Copy the notebooks into the user's home, as the user: what a home links to is touched with no rights but theirs.
+    """Copy the notebooks into the user's home folder.
+
+    The copy runs as the user, not as root: links in the home folder can then lead only to files that the user may
+    change.
 
     Raises:
-        subprocess.CalledProcessError: the home cannot be written to; the server does not start.
+        subprocess.CalledProcessError: the home folder cannot be written to. Then the user's server does not start.
     """
     user = pwd.getpwnam(spawner.user.name)
     command = [sys.executable, "-c", COPY, str(NOTEBOOKS), f"{user.pw_dir}/{FOLDER}"]

@@ -1,4 +1,4 @@
-"""Scripts that measure: what they ask for, what was recorded, that they run where they can, and leave no process."""
+"""Tests of the measuring scripts: what they measure, what was recorded, and that they leave no process behind."""
 
 import importlib.util
 import json
@@ -47,16 +47,16 @@ def test_a_block_that_is_wrong_or_spills_is_refused():
     one.block_of(cache, nixl_blocks.TARGET)[...] = source
     nixl_blocks.check(one, 2, cache)
     cache[0] = 1
-    with pytest.raises(RuntimeError, match="outside the block"):
+    with pytest.raises(RuntimeError, match="outside the block have changed"):
         nixl_blocks.check(one, 2, cache)
-    with pytest.raises(RuntimeError, match="did not arrive"):
+    with pytest.raises(RuntimeError, match="differs from the source"):
         nixl_blocks.check(one, 2, np.zeros_like(cache))
 
 
 def test_what_was_recorded_is_what_the_script_measures():
     nixl_blocks, found = script("nixl_blocks"), recorded("nixl")
-    told = [(row["layers"], row["page_bytes"], row["layout"], row["asked"]) for row in found["rows"]]
-    assert told == [(a.num_layers, a.page_bytes, a.name, a.ranges * a.parts) for a in nixl_blocks.arrangements()]
+    measured = [(row["layers"], row["page_bytes"], row["layout"], row["asked"]) for row in found["rows"]]
+    assert measured == [(a.num_layers, a.page_bytes, a.name, a.ranges * a.parts) for a in nixl_blocks.arrangements()]
     for name in ("nixl", "mooncake"):
         assert {"machine", "date", "versions"} <= set(recorded(name))
 
@@ -79,32 +79,48 @@ def test_the_script_runs_where_its_engine_is_installed(module, name):
     assert set(recorded(module)) - set(json.loads(done.stdout)) == {"machine", "date", "script"}
 
 
+@pytest.mark.parametrize(("module", "name"), [("nixl", "nixl_blocks"), ("mooncake", "mooncake_store")])
+def test_without_its_engine_a_script_says_what_to_install(module, name):
+    """A process in which the engine cannot be found, whether it is installed or not."""
+    code = f"""if True:
+        import importlib.util, runpy, sys
+        find = importlib.util.find_spec
+        importlib.util.find_spec = lambda name, *more: None if name == {module!r} else find(name, *more)
+        runpy.run_path({str(ROOT / "benchmarks" / f"{name}.py")!r}, run_name="__main__")"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, text=True)
+    requirement = script(name).REQUIREMENT
+    assert done.returncode == 2 and not done.stdout
+    assert done.stderr == f"{module} is not installed: python -m pip install {requirement}\n"
+    assert requirement in (ROOT / "notebooks" / "07_the_fast_path_regained.ipynb").read_text(encoding="utf-8")
+    assert re.fullmatch(r"(--no-deps )?\S+==[\d.]+\S*( \S+==[\d.]+)?", requirement)
+
+
 def killed(pipe) -> None:
-    """Dies at once, as by kill -9."""
+    """Die at once, as by kill -9."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def killed_when_told(pipe) -> None:
-    """Says something, and dies when it is answered."""
+    """Send a message, and die after the answer."""
     pipe.send("here")
     pipe.recv()
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def deaf(pipe) -> None:
-    """Says something, and never listens."""
+    """Send a message, and ignore all answers."""
     pipe.send("here")
     time.sleep(600)
 
 
 def obedient(pipe) -> None:
-    """Says something, and ends when it is told to, or when nobody is there to tell."""
+    """Send a message, and end after the answer, or when the other process is gone."""
     pipe.send("here")
     pipe.poll(600)
 
 
 def reading(nixl_blocks, number: int, arrived: bool):
-    """A reading as it is after its first transfer, or in the middle of it, without an engine."""
+    """Return a reading after its first transfer, or in the middle of it, without an engine."""
     one = nixl_blocks.arrangements()[number]
     made = nixl_blocks.Reading.__new__(nixl_blocks.Reading)
     made.one, made.number, made.arrived, made.cache = one, number, arrived, np.zeros(one.nbytes, np.uint8)
@@ -114,7 +130,7 @@ def reading(nixl_blocks, number: int, arrived: bool):
 
 
 def gone(pid: int) -> bool:
-    """Whether a process has ended, within ten seconds; one that only waits to be asked about has."""
+    """Return True if a process ends within ten seconds. A zombie process has ended."""
     for _ in range(100):
         state = Path(f"/proc/{pid}/stat")
         if not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z":
@@ -128,7 +144,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="the scripts need Lin
 
 @linux
 @pytest.mark.parametrize("when", ["before", "during", "after"])
-def test_a_process_that_dies_is_noticed_and_what_had_arrived_is_intact(when):
+def test_a_process_that_dies_is_noticed_and_arrived_blocks_are_right(when):
     nixl_blocks = script("nixl_blocks")
     pids = []
 
@@ -147,9 +163,9 @@ def test_a_process_that_dies_is_noticed_and_what_had_arrived_is_intact(when):
         peer.receive()
 
     start, before = time.monotonic(), when == "before"
-    said = rf"the first process \(pid \d+\) died with exit code -9: {0 if before else 2} of 12 blocks had arrived"
-    with pytest.raises(SystemExit, match=f"{said} and are intact; run the script again"):
-        nixl_blocks.beside(killed if before else killed_when_told, dies_before if before else measure)
+    said = rf"the first process \(pid \d+\) died with exit code -9\. {0 if before else 2} of 12 blocks had arrived"
+    with pytest.raises(SystemExit, match=f"{said}, and their bytes are right. Run the script again"):
+        nixl_blocks.run_with_peer(killed if before else killed_when_told, dies_before if before else measure)
     assert gone(pids[0]) and time.monotonic() - start < 30
 
 
@@ -169,16 +185,16 @@ def test_a_transfer_that_never_ends_is_given_up_when_its_other_side_is_dead(monk
         peer.pipe.send("die")
         nixl_blocks.transfer(Engine(), None, peer)
 
-    with pytest.raises(SystemExit, match="died with exit code -9: 0 of 12"):
-        nixl_blocks.beside(killed_when_told, measure)
+    with pytest.raises(SystemExit, match=r"died with exit code -9\. 0 of 12"):
+        nixl_blocks.run_with_peer(killed_when_told, measure)
 
 
 @linux
-def test_a_block_that_did_not_stay_is_said(monkeypatch):
+def test_a_block_that_changed_later_is_reported(monkeypatch):
     nixl_blocks = script("nixl_blocks")
     lost = reading(nixl_blocks, 8, True)
     lost.cache[:] = 0
-    with pytest.raises(RuntimeError, match="did not arrive as it was"):
+    with pytest.raises(RuntimeError, match="differs from the source"):
         nixl_blocks.intact([lost])
 
 
@@ -196,10 +212,12 @@ def test_other_mistakes_are_passed_on_and_a_deaf_process_is_not_left_behind(monk
 
     for work in (deaf, obedient):
         with pytest.raises(RuntimeError, match="a mistake of this side"):
-            nixl_blocks.beside(work, measure)
+            nixl_blocks.run_with_peer(work, measure)
     monkeypatch.setattr(nixl_blocks, "SECONDS", 0.2)
-    with pytest.raises(TimeoutError, match="the first process said nothing for 0 seconds"):
-        nixl_blocks.beside(deaf, lambda peer, readings: (peer.receive(), pids.append(peer.process.pid), peer.receive()))
+    with pytest.raises(TimeoutError, match="the first process sent nothing for 0 seconds"):
+        nixl_blocks.run_with_peer(
+            deaf, lambda peer, readings: (peer.receive(), pids.append(peer.process.pid), peer.receive())
+        )
     assert all(gone(pid) for pid in pids)
 
 
@@ -227,7 +245,7 @@ def test_the_other_process_ends_when_this_one_is_killed():
 @linux
 @pytest.mark.parametrize("fetched", [0, 1, 2])
 def test_a_master_that_dies_is_noticed(fetched, monkeypatch):
-    """Whatever the store answers then: an error, or a number that is taken for one."""
+    """After the death, the store answers with an error, or with a number below 0."""
     mooncake_store = script("mooncake_store")
     server = subprocess.Popen(["sleep", "600"])
 
@@ -241,19 +259,19 @@ def test_a_master_that_dies_is_noticed(fetched, monkeypatch):
 
     monkeypatch.setattr(mooncake_store, "stored", stored)
     monkeypatch.setattr(mooncake_store, "registered", lambda cross_layer: {})
-    said = rf"the store's master \(pid {server.pid}\) died with exit code -9: {fetched} of 2 readers had the block, and"
-    with pytest.raises(SystemExit, match=f"{said} the buffer that it was put from is intact; run the script again"):
+    said = rf"the store's master \(pid {server.pid}\) died with exit code -9\. {fetched} of 2 readers had fetched the "
+    with pytest.raises(SystemExit, match=f"{said}block. The buffer from which the block was put is unchanged. Run"):
         mooncake_store.watched(server, np.zeros(8, np.uint8))
 
 
-def test_a_store_that_says_nothing_is_given_up(monkeypatch):
+def test_a_store_without_an_answer_is_stopped(monkeypatch):
     mooncake_store = script("mooncake_store")
 
     def run(command, check, timeout):
         raise subprocess.TimeoutExpired(command, timeout)
 
     monkeypatch.setattr(mooncake_store.subprocess, "run", run)
-    with pytest.raises(SystemExit, match="the store gave no answer for 150 seconds and was ended"):
+    with pytest.raises(SystemExit, match="the store gave no answer for 150 seconds and was stopped"):
         mooncake_store.in_a_namespace()
 
 
@@ -282,7 +300,9 @@ def test_nixls_first_process_is_killed(at, pause, arrived):
     code = KILLS.format(folder=str(ROOT / "benchmarks"), at=at, pause=pause)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=200, text=True)
     assert done.returncode == 1 and not done.stdout and "Traceback" not in done.stderr, done.stderr
-    assert re.search(f"died with exit code -9: {arrived} of 12 blocks had arrived and are intact", done.stderr)
+    assert re.search(
+        rf"died with exit code -9\. {arrived} of 12 blocks had arrived, and their bytes are right", done.stderr
+    )
 
 
 @pytest.mark.slow
@@ -310,4 +330,4 @@ def test_mooncakes_master_is_killed(call, fetched):
     command = ["unshare", "--net", *root, sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, timeout=200, text=True, errors="replace")
     assert done.returncode == 1 and "Traceback" not in done.stderr and '"engine"' not in done.stdout, done.stderr
-    assert f"died with exit code -9: {fetched} of 2 readers had the block, and the buffer that" in done.stderr
+    assert f"died with exit code -9. {fetched} of 2 readers had fetched the block. The buffer" in done.stderr

@@ -1,4 +1,4 @@
-"""The Hub's configuration: it loads, shares the cores out, and never writes over what a participant has done."""
+"""Tests of the Hub's configuration: it loads, divides the cores, and never overwrites the work of a participant."""
 
 import os
 import pwd
@@ -25,7 +25,7 @@ def load(monkeypatch, **variables: str) -> tuple[Config, dict]:
     return config, runpy.run_path(str(CONFIG), {"get_config": lambda: config})
 
 
-def test_cores_are_shared_out(monkeypatch):
+def test_cores_are_divided_by_the_seats(monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
     config, _ = load(monkeypatch, KVVIZ_SEATS="8", KVVIZ_CACHE="/srv/model")
     assert config.Spawner.environment["OMP_NUM_THREADS"] == "8" and config.JupyterHub.active_server_limit == 8
@@ -37,7 +37,7 @@ def test_cores_are_shared_out(monkeypatch):
     assert config.Spawner.environment["MKL_NUM_THREADS"] == "1" and "KVVIZ_CACHE" not in config.Spawner.environment
 
 
-def test_only_the_group_comes_in_and_only_from_here(monkeypatch):
+def test_only_the_group_may_log_in_and_only_from_this_machine(monkeypatch):
     config, _ = load(monkeypatch)
     assert config.JupyterHub.bind_url == "http://127.0.0.1:8000" and config.PAMAuthenticator.allowed_groups == {"kvviz"}
     assert "allow_all" not in config.Authenticator and config.Spawner.cmd[0].startswith(
@@ -46,7 +46,7 @@ def test_only_the_group_comes_in_and_only_from_here(monkeypatch):
 
 
 def test_without_the_participants_copies_it_does_not_start(monkeypatch, tmp_path):
-    with pytest.raises(SystemExit, match="gone is not there: run python -m kvviz workshop in"):
+    with pytest.raises(SystemExit, match="gone does not exist: run python -m kvviz workshop in"):
         load(monkeypatch, KVVIZ_NOTEBOOKS=str(tmp_path / "gone"))
 
 

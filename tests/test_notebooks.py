@@ -1,4 +1,4 @@
-"""Every notebook: clean in git, in the kit's style, and running from top to bottom."""
+"""Tests of every notebook: no outputs in git, the style of the project, and a run from top to bottom."""
 
 import ast
 import re
@@ -11,6 +11,9 @@ import pytest
 from kvviz.report.notebook import execute, read
 from kvviz.report.workshop import participants
 
+CELL_TIMEOUT_S = 600
+"""Seconds that one cell of a notebook may take in any test. The longest notebook takes 150 s on two quiet cores."""
+
 FOLDER = Path(__file__).parent.parent / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 NAMES = [path.stem for path in NOTEBOOKS]
@@ -22,14 +25,14 @@ def counts(line: str) -> bool:
 
 
 def shows(source: str) -> bool:
-    """Whether running a cell shows something: outside of functions a call, or a value, stands alone."""
+    """Return True if a cell shows something: a call or a value stands alone, outside of functions."""
     inner = (ast.FunctionDef, ast.ClassDef)
     nodes = [node for node in ast.parse(source).body if not isinstance(node, inner)]
     return any(isinstance(part, ast.Expr) for node in nodes for part in ast.walk(node))
 
 
 def sections(path: Path) -> dict[str, list[tuple[str, str]]]:
-    """Heading to (kind, source) of what stands under it; a markdown cell is cut at its headings."""
+    """Map each heading to the (kind, source) pairs below the heading. A markdown cell is split at its headings."""
     found, here = {}, []
     for cell in nbformat.read(path, 4).cells:
         parts = (
@@ -74,12 +77,12 @@ def test_first_cell_makes_its_promise(path):
     first = cells(path, "markdown")[0]
     assert first.startswith("# ") and "**" in first
     for words in ("Prerequisite", "minute", "GPU"):
-        assert words in first, f"{path.name} does not state: {words}"
+        assert words in first, f"the first cell of {path.name} does not contain {words!r}"
 
 
 @EVERY
 def test_cells_are_short(path):
-    """As a participant gets them, imports and blank lines apart."""
+    """Check the cells of the participants' copy. Imports and blank lines do not count."""
     sources = [cell.source for cell in participants(nbformat.read(path, 4)).cells if cell.cell_type == "code"]
     lengths = [len([line for line in source.splitlines() if counts(line)]) for source in sources]
     assert statistics.median(lengths) <= 4 and max(lengths) <= 20
@@ -87,12 +90,12 @@ def test_cells_are_short(path):
 
 @EVERY
 def test_every_section_asks_before_it_shows(path):
-    """An exercise asks in another way; and what the last cell says of GPU memory is no matter to guess at."""
+    """Check that each section asks for a prediction, except exercises and the line about GPU memory at the end."""
     for title, parts in sections(path).items():
         asked = [at for at, (kind, source) in enumerate(parts) if kind == "markdown" and "**Predict" in source]
         shown = [at for at, (kind, source) in enumerate(parts) if kind == "code" and shows(source)]
         if shown and not title.startswith("Exercise "):
-            assert asked and asked[0] < shown[-1], f"{path.name}: nobody predicts anything in {title!r}"
+            assert asked and asked[0] < shown[-1], f"{path.name}: no prediction in section {title!r}"
 
 
 @EVERY
@@ -109,7 +112,7 @@ def test_a_gpu_is_shared(path):
 
 @EVERY
 def test_it_ends_in_questions(path):
-    """Three to eight to recall, with as many answers."""
+    """Check that the last cell has three to eight questions, and the same number of answers."""
     asked, _, answered = cells(path, "markdown")[-1].partition("**Recall**")[2].partition("<details>")
     numbers = [re.findall(r"^(\d)\. ", part, re.MULTILINE) for part in (asked, answered)]
     assert numbers[0] == numbers[1] == [str(n + 1) for n in range(len(numbers[0]))] and 3 <= len(numbers[0]) <= 8
@@ -131,5 +134,5 @@ def test_every_notebook_asserts_its_claims(path):
 @pytest.mark.slow
 @EVERY
 def test_runs_from_top_to_bottom(path, model_path):
-    _, failure = execute(read(path), lambda number, total, seconds: None, 600)
+    _, failure = execute(read(path), lambda number, total, seconds: None, CELL_TIMEOUT_S)
     assert failure is None, f"{failure}"

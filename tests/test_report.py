@@ -1,10 +1,15 @@
-"""The report: notebooks are run by this Python and become pages that ask the network for nothing."""
+"""Tests of the report: this Python runs the notebooks, and each becomes a page that needs no network."""
 
 import http.server
 import os
 import re
+import signal
+import subprocess
 import sys
+import tempfile
 import threading
+import time
+import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +22,8 @@ from kvviz.report.export import main
 from kvviz.report.notebook import read
 from kvviz.report.page import Frame, Link, render_page
 from kvviz.report.paths import PACKAGE, shortener
-from kvviz.report.prose import Prose, mathml
+from kvviz.report.prose import Prose, link_pages, mathml
+from tests.test_notebooks import CELL_TIMEOUT_S
 
 MACHINE = {"python": "3.x", "kernels": "interpreter on the CPU", "seat <b>": "a & b"}
 SCRIPT = "<script>alert(1)</script>"
@@ -26,7 +32,7 @@ CHUNK = "import sys\nprint(sys.executable)"
 
 
 HEAD = '{"nbformat": 4, "nbformat_minor": 5'
-NO_NOTEBOOKS = (
+NOT_NOTEBOOKS = (
     "{",
     "[]",
     "[" * 100_000,
@@ -44,7 +50,7 @@ NO_NOTEBOOKS = (
 
 
 def write(folder: Path, name: str, *cells: nbformat.NotebookNode, **metadata: object) -> Path:
-    """A notebook of ``cells``; plain strings are code."""
+    """Write a notebook of ``cells`` and return its path. A plain string is a code cell."""
     made = [new_code_cell(cell) if isinstance(cell, str) else cell for cell in cells]
     for number, cell in enumerate(made):
         cell.id = f"c{number}"
@@ -54,7 +60,7 @@ def write(folder: Path, name: str, *cells: nbformat.NotebookNode, **metadata: ob
 
 
 def page(*cells: nbformat.NotebookNode, folder: Path = Path("."), title: str = "T", before: Link | None = None) -> str:
-    """The page of cells that are taken as they are, with whatever outputs they have."""
+    """Return the page of ``cells`` with the outputs that they already have."""
     for number, cell in enumerate(cells):
         cell.id = f"c{number}"
     frame = Frame(folder, MACHINE, "2001-02-03")
@@ -66,7 +72,7 @@ def with_outputs(*outputs: nbformat.NotebookNode) -> nbformat.NotebookNode:
 
 
 def shown(**data: object) -> nbformat.NotebookNode:
-    """A displayed output; in the names of kinds, ``__`` stands for the slash."""
+    """Return a displayed output. In the names of kinds, ``__`` stands for the slash."""
     return new_output("display_data", data={kind.replace("__", "/"): value for kind, value in data.items()})
 
 
@@ -118,20 +124,35 @@ class TestProse:
         body = Prose(Path(".")).render("[a](02_b.ipynb#There) [c](https://example.org/d.ipynb)")
         assert 'href="02_b.html#There"' in body and 'href="https://example.org/d.ipynb"' in body
 
+    def test_a_link_to_a_page_that_does_not_exist_is_plain_text(self):
+        source = "[a](02_b.ipynb#x) <a title='\"t' href='03 c.ipynb'>c</a> [f](data.json) [here](#x) [w](https://e.org)"
+        body = Prose(Path(".")).render(source)
+        assert re.findall(' href="([^"]*)"', link_pages(body, [])) == ["#x", "https://e.org"]
+        both = link_pages(link_pages(body, []), ["02_b.html", "03 c.html"])
+        assert re.findall(' href="([^"]*)"', both) == ["02_b.html#x", "03%20c.html", "#x", "https://e.org"]
+        assert re.sub(r"<[^>]*>", "", both) == re.sub(r"<[^>]*>", "", body)
+
+    @pytest.mark.parametrize("target", ["javascript:alert(1)", "JavaScript:x.ipynb", "/etc/x.ipynb", "data:x.html"])
+    def test_a_link_elsewhere_never_becomes_a_link_to_a_page(self, target):
+        body = Prose(Path(".")).render(f'[a]({target}) <a href="{target}">b</a> <a class="kvr-to" data-to="{target}">')
+        assert 'href="javascript:' not in link_pages(body, [target]).lower() and 'class="kvr-to" href' not in body
+
 
 class TestPaths:
     def test_paths_of_this_machine_vanish(self, tmp_path):
         short = shortener(tmp_path)
         assert short(f"{tmp_path}/x.py:1") == f"{tmp_path.name}/x.py:1"
-        assert short(f"in {PACKAGE}/memory/spec.py") == "in kvviz/cache/spec.py"
+        assert short(f"in {PACKAGE}/cache/spec.py") == "in kvviz/cache/spec.py"
         assert short(f"\x1b[32m{Path(pytest.__file__).parents[1]}/torch/a.py") == "\x1b[32msite-packages/torch/a.py"
         assert short(f"File {Path(os.__file__).parent}/json/decoder.py") == "File python/json/decoder.py"
         assert short(f"{Path.home()}/notes") == "~/notes"
+        private = f"{tempfile.gettempdir()}/kvviz-a1_b2c3d"
+        assert short(f"{private}/tmp/x.json, {private}/other") == "tmp/x.json, tmp/kvviz-a1_b2c3d/other"
         assert short("/somewhere/ipykernel_77/123.py:1: UserWarning") == "cell:1: UserWarning"
 
     def test_long_words_take_linear_time(self, tmp_path):
         short, word = shortener(tmp_path), "iVBORw0KGgo/" * 90_000
-        assert short(word) == word and short(f"{word}/ipykernel_7/8.py:1") == "cell:1"  # hours, were it quadratic
+        assert short(word) == word and short(f"{word}/ipykernel_7/8.py:1") == "cell:1"  # quadratic time would be hours
 
     def test_cells_are_named_wherever_a_word_begins(self, tmp_path):
         text = "\"/t/ipykernel_1/2.py\", '/t/ipykernel_1/2.py' <a/ipykernel_1/2.py> ipykernel_1/2.py:3 ipykernel_x/2.py"
@@ -159,10 +180,10 @@ class TestPage:
         )
         html = page(cell)
         assert html == page(cell) and "f00" not in html and "VBox" not in html
-        assert html.count("A live control stands here") == 1 and "&lt;js&gt;" in html
+        assert html.count("an interactive control stands here") == 1 and "&lt;js&gt;" in html
 
     @pytest.mark.parametrize("kind", ["text__html", "image__svg_xml"])
-    def test_an_output_leads_nowhere_else(self, kind):
+    def test_an_output_does_not_lead_away(self, kind):
         tags = "<meta http-equiv=refresh content='0'><BASE href=//e.org/><me<meta x>ta http-equiv=refresh><metadata>"
         html = page(with_outputs(shown(**{kind.replace("_xml", "+xml"): f"<b>{tags}kept</b>"})))
         body = html[html.index("<body") :]
@@ -211,7 +232,7 @@ class TestReading:
         bare = read(write(tmp_path, "b", new_markdown_cell("# Only *this*"), minutes_cpu="soon"))
         assert (bare.title, bare.promise, bare.minutes_cpu) == ("Only this", "", None)
 
-    def test_outputs_on_disk_are_not_believed(self, tmp_path):
+    def test_outputs_on_disk_are_dropped(self, tmp_path):
         notebook = read(write(tmp_path, "a", with_outputs(new_output("stream", text="old"))))
         assert notebook.node.cells[0].outputs == []
 
@@ -223,8 +244,8 @@ class TestReading:
         assert read(write(tmp_path, "c", said)).minutes_read == 20
         assert read(write(tmp_path, "b")).minutes_read == 1
 
-    @pytest.mark.parametrize("text", NO_NOTEBOOKS)
-    def test_what_is_no_notebook(self, tmp_path, text):
+    @pytest.mark.parametrize("text", NOT_NOTEBOOKS)
+    def test_a_file_that_is_not_a_notebook(self, tmp_path, text):
         path = tmp_path / "a.ipynb"
         path.write_text(text)
         assert re.match(r"cannot be read as a notebook: [^\n]{8,}$", read(path).problem)
@@ -247,16 +268,16 @@ class TestArguments:
 
     def test_no_notebook(self, tmp_path, capsys):
         assert main(tmp_path, tmp_path / "out") == 2
-        assert "holds no .ipynb file" in capsys.readouterr().err
+        assert "contains no .ipynb file" in capsys.readouterr().err
 
     def test_unknown_name(self, tmp_path, capsys):
         write(tmp_path, "01_a", CHUNK)
         assert main(tmp_path, tmp_path / "out", ["02"]) == 2
-        assert "no notebook is called '02', nor begins so: there are 01_a" in capsys.readouterr().err
+        assert "no notebook has a name that begins with '02': the names are 01_a" in capsys.readouterr().err
 
 
 class TestWithoutKernels:
-    """What is around the kernels; a notebook that runs is taken as it is."""
+    """Tests without kernels: a fake run returns each notebook as it is."""
 
     @pytest.fixture(autouse=True)
     def ran(self, monkeypatch) -> list[str]:
@@ -265,11 +286,11 @@ class TestWithoutKernels:
         return names
 
     def test_malformed_notebooks_do_not_stop_the_others(self, tmp_path, capsys, ran):
-        for number, text in enumerate(NO_NOTEBOOKS):
+        for number, text in enumerate(NOT_NOTEBOOKS):
             (tmp_path / f"{number:02}.ipynb").write_text(text)
         write(tmp_path, "99_z", CHUNK)
         assert main(tmp_path, tmp_path / "out") == 1
-        assert ran == ["99_z"] and f"1 of {len(NO_NOTEBOOKS) + 1} notebooks ran" in capsys.readouterr().out
+        assert ran == ["99_z"] and f"1 of {len(NOT_NOTEBOOKS) + 1} notebooks ran" in capsys.readouterr().out
         assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["99_z.html", "index.html"]
 
     def test_a_notebook_called_index_leaves_the_index_alone(self, tmp_path, capsys, ran):
@@ -282,28 +303,97 @@ class TestWithoutKernels:
             assert 'rel="next"' not in html and "01_a" in (out / "index.html").read_text(encoding="utf-8")
         assert ran == ["01_a"] * 3 and "rename the notebook" in capsys.readouterr().err
 
-    def test_a_folder_that_cannot_be_written_to_is_told_before_anything_runs(self, tmp_path, capsys, ran, monkeypatch):
+    def test_a_folder_that_cannot_be_written_to_is_reported_before_anything_runs(
+        self, tmp_path, capsys, ran, monkeypatch
+    ):
         write(tmp_path, "01_a", CHUNK)
         (tmp_path / "file").write_text("")
         assert main(tmp_path, tmp_path / "file") == 2
         (tmp_path / "out" / "index.html").mkdir(parents=True)
         assert main(tmp_path, tmp_path / "out") == 2
         full = OSError(28, "No space left on device")
-        monkeypatch.setattr(export.os, "replace", lambda *paths: (_ for _ in ()).throw(full))
+        monkeypatch.setattr(os, "replace", lambda *paths: (_ for _ in ()).throw(full))
         assert main(tmp_path, tmp_path / "full") == 2
         said = capsys.readouterr().err.splitlines()
-        assert len(said) == 3 and said[0].endswith("file cannot be written to (File exists): name another folder")
+        assert len(said) == 3 and said[0].endswith("file cannot be written to (File exists): choose another folder")
         assert "index.html is a folder" in said[1] and "(No space left on device)" in said[2]
         assert ran == [] and not list((tmp_path / "full").iterdir())
 
-    def test_a_folder_in_the_place_of_a_page_stops_nothing(self, tmp_path, capsys, ran):
+    def test_a_folder_in_the_place_of_a_page_does_not_stop_the_report(self, tmp_path, capsys, ran):
         write(tmp_path, "01_a", CHUNK)
         write(tmp_path, "02_b", CHUNK)
         (tmp_path / "out" / "01_a.html").mkdir(parents=True)
         assert main(tmp_path, tmp_path / "out") == 1
         said = capsys.readouterr()
-        assert ran == ["01_a", "02_b"] and "1 of 2 notebooks ran" in said.out
-        assert "01_a.html could not be taken away" in said.err and (tmp_path / "out" / "02_b.html").is_file()
+        assert ran == ["01_a", "02_b"] and "2 of 2 notebooks ran" in said.out
+        assert "No page could be made of 01_a (IsADirectoryError: " in said.out and "index.html" in said.out
+        assert "01_a.html could not be removed" in said.err and (tmp_path / "out" / "02_b.html").is_file()
+
+    def test_if_no_page_can_be_made_the_result_is_true(self, tmp_path, capsys, ran, monkeypatch):
+        write(tmp_path, "01_a", CHUNK)
+        write(tmp_path, "02_b", CHUNK)
+        assert main(tmp_path, tmp_path / "out") == 0
+
+        def no_template(*given):
+            raise ValueError("No template sub-directory with name 'lab' found")
+
+        monkeypatch.setattr(export, "render_page", no_template)
+        capsys.readouterr()
+        assert main(tmp_path, tmp_path / "out", archive=tmp_path / "a.zip") == 1
+        said = capsys.readouterr()
+        last = said.out.splitlines()[-1]
+        assert re.match(
+            r"2 of 2 notebooks ran, in \d+ s\. No page could be made of any of them \(ValueError: No tem", last
+        )
+        assert last.endswith(" There is no page to open.") and "index.html" not in said.out and "FAILED" not in said.out
+        assert "report: 01_a.ipynb ran, but no page could be made of it: ValueError: No template" in said.err
+        index = (tmp_path / "out" / "index.html").read_text(encoding="utf-8")
+        assert "ran, but no page could be made: ValueError" in index and "01_a.html" not in index
+
+    def test_an_index_that_cannot_be_written_is_not_recommended(self, tmp_path, capsys, ran, monkeypatch):
+        write(tmp_path, "01_a", CHUNK)
+        monkeypatch.setattr(export, "render_index", lambda *given: (_ for _ in ()).throw(OSError(28, "No space left")))
+        assert main(tmp_path, tmp_path / "out") == 1
+        said = capsys.readouterr()
+        assert "index.html could not be written: " in said.err and "No space left" in said.err
+        assert "1 of 1 notebook ran" in said.out and "index.html" not in said.out
+
+    def test_no_link_of_a_partial_report_is_dead(self, tmp_path, ran):
+        for name, other in (("01_a", "02_b"), ("02_b", "03_c"), ("03_c", "01_a")):
+            write(
+                tmp_path, name, new_markdown_cell(f"# {name}\n\nSee [there]({other}.ipynb#x), and [data](data.json).")
+            )
+        out = tmp_path / "out"
+        for only, links in ((["01"], []), (["02"], ["02_b"]), ([], ["02_b", "03_c", "01_a"])):
+            assert main(tmp_path, out, only) == 0
+            assert dead_links(out) == []
+            pages = [path.read_text(encoding="utf-8") for path in sorted(out.glob("0*.html"))]
+            assert [found for text in pages for found in re.findall(r'href="(\w+)\.html#x">there</a>', text)] == links
+        (tmp_path / "02_b.ipynb").write_text("{")
+        assert main(tmp_path, out) == 1 and dead_links(out) == []
+
+    def test_no_link_of_an_interrupted_report_is_dead(self, tmp_path, capsys, monkeypatch):
+        write(tmp_path, "01_a", new_markdown_cell("[b](02_b.ipynb)"))
+        write(tmp_path, "02_b", CHUNK)
+
+        def interrupted(book, *more):
+            if book.name == "02_b":
+                raise KeyboardInterrupt
+            return book.node, None
+
+        monkeypatch.setattr(export, "execute", interrupted)
+        assert main(tmp_path, tmp_path / "out") == 130
+        assert "Interrupted. 1 of 2 notebooks ran, in 0 s. Open " in capsys.readouterr().out
+        assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["01_a.html", "index.html"]
+        assert dead_links(tmp_path / "out") == []
+
+
+def dead_links(folder: Path) -> list[str]:
+    """Return the links in all pages of ``folder`` that lead to no file and are not addresses of the web."""
+    found = {
+        link for path in folder.glob("*.html") for link in re.findall(r'<a [^>]*href="([^"#:]+)', path.read_text())
+    }
+    return sorted(link for link in found if not (folder / urllib.parse.unquote(link)).is_file())
 
 
 @pytest.mark.notebook
@@ -327,7 +417,7 @@ class TestRuns:
         assert main(tmp_path, tmp_path / "out", machine=MACHINE) == 0
         said = capsys.readouterr()
         assert said.out.startswith("Kernels run on: interpreter on the CPU\n") and said.err == ""
-        assert "1 notebook, about 2 min by their own word" in said.out
+        assert "1 notebook, about 2 min according to their authors" in said.out
         assert re.search(r"01_a done in \d+\.\d s, page of \d+ KiB", said.out)
         html = (tmp_path / "out" / "01_a.html").read_text(encoding="utf-8")
         assert shortener(tmp_path)(sys.executable) in html
@@ -351,7 +441,7 @@ class TestRuns:
         said = capsys.readouterr()
         assert "report: 02_b.ipynb, code cell 2: ZeroDivisionError: division by zero\n    x / 0  # here" in said.err
         assert "report: 04_d.ipynb, before its first cell: cannot be read as a notebook" in said.err
-        assert "Kernels run on: not said" in said.out and "2 of 4 notebooks ran" in said.out
+        assert "Kernels run on: unknown" in said.out and "2 of 4 notebooks ran" in said.out
         assert sorted(path.name for path in out.iterdir()) == ["01_a.html", "03_c.html", "index.html"]
         first, third, index = (
             (out / name).read_text(encoding="utf-8") for name in ("01_a.html", "03_c.html", "index.html")
@@ -371,7 +461,33 @@ class TestRuns:
         assert "02_hangs.ipynb, code cell 1: not done after 2 s" in said
         assert "03_exits.ipynb, code cell 1: SystemExit" in said
 
-    def test_same_again_but_for_the_date_and_only_one(self, tmp_path):
+    def test_a_signal_leaves_no_temporary_files_behind(self, tmp_path):
+        """The kernel makes temporary files too, and a cell that is still running does not delay the end."""
+        cell = (
+            "import os, tempfile, time\ntempfile.mkdtemp()\nopen('pid', 'w').write(str(os.getpid()))\ntime.sleep(300)"
+        )
+        write(tmp_path, "01_a", "import tempfile\ntempfile.mkdtemp()")
+        write(tmp_path, "02_b", cell)
+        temporary = tmp_path / "temporary"
+        temporary.mkdir()
+        code = "import sys\nfrom kvviz.report.export import main\nsys.exit(main('.', 'out'))"
+        for number, status in ((signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)):
+            environment = {**os.environ, "TMPDIR": str(temporary), "PYTHONPATH": str(PACKAGE.parent)}
+            order = [sys.executable, "-c", code]
+            report = subprocess.Popen(order, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True)
+            until = time.monotonic() + CELL_TIMEOUT_S
+            while not (tmp_path / "pid").is_file() and report.poll() is None and time.monotonic() < until:
+                time.sleep(0.1)
+            kernel = int((tmp_path / "pid").read_text())
+            report.send_signal(number)
+            out, _ = report.communicate(timeout=60)
+            assert report.returncode == status and "Interrupted. 1 of 2 notebooks ran" in out
+            assert list(temporary.iterdir()) == []
+            with pytest.raises(ProcessLookupError):
+                os.kill(kernel, 0)
+            (tmp_path / "pid").unlink()
+
+    def test_a_second_report_differs_only_in_its_date(self, tmp_path):
         write(tmp_path, "01_a", new_markdown_cell(OPENING), "print({'b', 'a', 'c'})", "object()")
         write(tmp_path, "02_b", "1")
         pages = []
@@ -382,13 +498,15 @@ class TestRuns:
             pages.append(re.sub(r"\d{4}-\d\d-\d\d", "DATE", (out / "01_a.html").read_text(encoding="utf-8")))
         assert pages[0] == pages[1]
         assert (out / "02_b.html").read_text() == "earlier"
-        assert "not part of this run; its page is of an earlier one" in (out / "index.html").read_text(encoding="utf-8")
+        assert "not run in this report; the page is from an earlier report" in (out / "index.html").read_text(
+            encoding="utf-8"
+        )
         assert 'href="02_b.html" rel="next"' in (out / "01_a.html").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
 def sample(tmp_path_factory) -> Path:
-    """A page with everything that could be too wide, too long, too dark or too curious."""
+    """Write a page with content that is too wide or too long, and with text of every colour."""
     wide = "<table><thead><tr>" + "<th>column</th>" * 40 + "</tr></thead></table>"
     formula = "$$" + " + ".join(f"x_{{{i}}}" for i in range(80)) + "$$\n\n"
     table = "|" + "a very long head|" * 12 + "\n" + "|" + "--|" * 12 + "\n" + "|" + "`page_size_bytes`|" * 12
@@ -453,12 +571,12 @@ READ = (
 
 @pytest.mark.browser
 class TestInBrowser:
-    def test_nothing_is_asked_for(self, visit, sample):
+    def test_the_page_requests_nothing(self, visit, sample):
         opened = visit()
         opened.wait_for_timeout(200)
         assert [url for url in opened.asked if not url.startswith("data:")] == [sample.as_uri()]
 
-    def test_an_output_that_asks_is_not_heard(self, chromium, tmp_path):
+    def test_an_output_cannot_use_the_network(self, chromium, tmp_path):
         heard = []
 
         class Listener(http.server.BaseHTTPRequestHandler):
@@ -477,7 +595,7 @@ class TestInBrowser:
             opened.close()
             server.shutdown()
 
-    def test_an_output_leads_nowhere_else(self, chromium, tmp_path):
+    def test_an_output_does_not_lead_away(self, chromium, tmp_path):
         (tmp_path / "b.html").write_text("elsewhere")
         tag = "<meta http-equiv=refresh content='0; url=b.html'>"
         html = shown(text__html=f"<base href='https://example.org/'><p>{tag}<a id=here href='#x'>here</a></p>")

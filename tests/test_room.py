@@ -1,4 +1,4 @@
-"""A room of kernels: every outcome is told, and no process is left, however it ends."""
+"""Tests of the measurement of a class: every result is printed, and no process is left behind."""
 
 import importlib.util
 import os
@@ -31,7 +31,7 @@ def room():
 
 @pytest.fixture
 def notebook(tmp_path):
-    """``notebook("x = 1", ...)``: a file with these cells. Its kernels write their pids beside it."""
+    """Return a function that writes a notebook with given cells. Its kernels write their pids into its folder."""
 
     def write(*sources: str) -> Path:
         pid = "import os; open(f'{os.getpid()}.pid', 'w').close()"
@@ -44,7 +44,7 @@ def notebook(tmp_path):
 
 
 def pids(folder: Path) -> list[int]:
-    """Of the kernels that have started in a folder."""
+    """Return the pids of the kernels that have started in a folder."""
     return [int(path.stem) for path in folder.glob("*.pid")]
 
 
@@ -55,13 +55,13 @@ def start(path: Path, *options: str, **variables: str) -> subprocess.Popen:
 
 
 def running(folder: Path) -> list[psutil.Process]:
-    """Processes whose command names a file in the folder: a notebook, or a kernel's connection file."""
+    """Return the processes whose command line contains the folder: the measurement, and kernels."""
     found = psutil.process_iter(["cmdline", "status"])
     return [p for p in found if p.info["status"] != "zombie" and str(folder) in " ".join(p.info["cmdline"] or ())]
 
 
 def assert_nothing_is_left(folder: Path) -> None:
-    """Neither processes nor temporary files; a process that was killed may take a moment."""
+    """Assert that no process and no temporary file is left. A killed process has 10 seconds to end."""
     deadline = time.monotonic() + 10
     while running(folder) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -69,7 +69,7 @@ def assert_nothing_is_left(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_kernels_run_beside_each_other_and_each_is_told(notebook):
+def test_kernels_run_together_and_each_has_a_result(notebook):
     path = notebook("import os, sys, time; time.sleep(1)", "print('the GPU is full\\nmore', file=sys.stderr)")
     ran = start(path, "--kernels", "2")
     out, err = ran.communicate(timeout=120)
@@ -78,13 +78,13 @@ def test_kernels_run_beside_each_other_and_each_is_told(notebook):
     assert [(row[0], row[3]) for row in rows] == [(n, "ok (stderr: the GPU is full)") for n in "12"]
     assert all(float(row[2]) > float(row[1]) + 0.9 for row in rows)
     assert "2 kernels, small.ipynb" in out and "2 ok, 0 failed" in out
-    assert float(re.search(r"host memory at its peak: ([\d.]+) GiB", out)[1]) > 0.05
+    assert float(re.search(r"largest amount of host memory: ([\d.]+) GiB", out)[1]) > 0.05
     assert len(pids(path.parent)) == 2
     assert_nothing_is_left(path.parent)
 
 
 @pytest.mark.slow
-def test_one_error_fails_the_room_and_the_others_go_on(notebook):
+def test_one_error_gives_exit_status_1_and_the_others_go_on(notebook):
     first = "import pathlib\ntry: pathlib.Path('taken').mkdir()\nexcept FileExistsError: raise ValueError('too late')"
     ran = start(path := notebook(first), "--kernels", "2")
     out, _ = ran.communicate(timeout=120)
@@ -95,37 +95,37 @@ def test_one_error_fails_the_room_and_the_others_go_on(notebook):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_room_is_empty(notebook, number):
+def test_an_interrupt_ends_all_processes(notebook, number):
     path = notebook("import time; time.sleep(600)")
     ran = start(path, "--kernels", "2")
     try:
         deadline = time.monotonic() + 60
         while len(pids(path.parent)) < 2 and time.monotonic() < deadline:
             time.sleep(0.1)
-        seen = len(running(path.parent))  # the room, and two of each kind
+        seen = len(running(path.parent))  # the measurement, two processes and two kernels
         ran.send_signal(number)
         _, err = ran.communicate(timeout=30)
     finally:
         ran.kill()
-    assert seen == 5 and ran.returncode == 130 and "interrupted; every process was ended" in err
+    assert seen == 5 and ran.returncode == 130 and "interrupted; all processes were ended" in err
     assert len(pids(path.parent)) == 2
     assert_nothing_is_left(path.parent)
 
 
 @pytest.mark.slow
-def test_a_room_that_takes_too_long_is_ended(notebook):
+def test_a_class_that_takes_too_long_is_ended(notebook):
     ran = start(path := notebook("import time; time.sleep(600)"), "--kernels", "1", "--seconds", "8")
     out, _ = ran.communicate(timeout=60)
     assert ran.returncode == 1 and "not done in time" in out and "0 ok, 1 failed" in out
     assert_nothing_is_left(path.parent)
 
 
-def test_what_cannot_be_run_is_refused(notebook, tmp_path):
+def test_wrong_arguments_are_refused(notebook, tmp_path):
     for options, said in ((["--kernels", "0"], "--kernels is 0"), (["--seconds", "0"], "--seconds 0")):
         ran = start(notebook(), *options)
         assert said in ran.communicate(timeout=60)[1] and ran.returncode == 2
     ran = start(tmp_path / "absent.ipynb")
-    assert "there is no notebook" in ran.communicate(timeout=60)[1] and ran.returncode == 2
+    assert "does not exist" in ran.communicate(timeout=60)[1] and ran.returncode == 2
 
 
 def test_gpu_memory_is_that_of_the_gpu_that_kernels_take(room, tmp_path, monkeypatch):
@@ -142,10 +142,10 @@ def test_gpu_memory_is_that_of_the_gpu_that_kernels_take(room, tmp_path, monkeyp
     assert room.gpu_bytes() is None
 
 
-def test_a_process_that_says_nothing_is_told(room):
+def test_a_process_without_a_result_is_reported(room):
     process = subprocess.Popen(["sh", "-c", "echo noise; exit 9"], stdout=subprocess.PIPE, text=True)
     seat = room.Seat(process, time.monotonic())
-    assert seat.verdict == "not done in time: 0 code cells were"
+    assert seat.verdict == "not done in time: only 0 code cells were done"
     seat.follow()
-    assert seat.verdict == "the process ended with exit code 9 and said nothing"
+    assert seat.verdict == "the process ended with exit code 9 and without a result"
     assert seat.row(1).split()[:2] == ["1", "-"]

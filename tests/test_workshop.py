@@ -1,4 +1,4 @@
-"""Exercises: solutions pass their checks, holes and likely slips do not, and each copy holds what it should."""
+"""Tests of the exercises: solutions pass their checks, holes and likely mistakes do not, and both copies are right."""
 
 import ast
 import inspect
@@ -17,12 +17,12 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from kvviz.report.notebook import Notebook, execute, read
 from kvviz.report.page import Frame, render_page
 from kvviz.report.workshop import hole, instructor, main, participants, solved, tagged
-from tests.test_notebooks import FOLDER, NOTEBOOKS
+from tests.test_notebooks import CELL_TIMEOUT_S, FOLDER, NOTEBOOKS
 
 EXERCISES = [path for path in NOTEBOOKS if path.stem[:2] != "11"]
-"""The challenge is an exercise as a whole: its answers are drawn with the caches, and it is the same in all copies."""
+"""All notebooks but the challenge. The challenge has no holes: its answers are drawn at random, like its caches."""
 WITH_MODEL = {"03", "04"}
-"""Notebooks whose exercises need the language model."""
+"""Numbers of the notebooks whose exercises need the language model."""
 MARKED = re.compile(r"^([ \t]*)# solution\n.*?# end of solution$", re.MULTILINE | re.DOTALL)
 EVERY = pytest.mark.parametrize("path", EXERCISES, ids=lambda path: path.stem[:2])
 
@@ -39,8 +39,8 @@ SLIPS = {
             "block 0, token 0, head 1: byte 160 belongs to layer 0 V data [block 0, t",
         ),
         ("return 160 + (token + 4 * head) * spec.cell_bytes", "block 0, token 0, head 1: byte 240"),
-        ("return 10**6", "byte 1000000 is no place"),
-        ("return 'V'", "byte V is no place"),
+        ("return 10**6", "byte 1000000: no cell fits there"),
+        ("return 'V'", "byte V: no cell fits there"),
     ],
     "02.1": [
         ("misplaced_layers = [0, 1, 2, 3]", "layer 0: block 0, token 0, head 0"),
@@ -124,7 +124,7 @@ SLIPS = {
         ("return FITS // (num_seqs * num_heads) * 4", "64 sequences, 8 heads: 12 is no number from 1 to 8"),
     ],
 }
-"""For each exercise likely slips, and what its check says of them."""
+"""Exercise -> likely mistakes, each with a part of the message of the check."""
 
 ANSWERS = {
     "00.1": ("196, 200", "196 to"),
@@ -142,11 +142,11 @@ ANSWERS = {
     "10.1": ("1,107,296,256", "570,425,344", "2 *"),
     "10.2": ("fits", "4 splits", "2 splits"),
 }
-"""What a check must not print."""
+"""Exercise -> words of the solution that its check must not print."""
 
 
 def by_solution(path: Path) -> list[tuple[int, int]]:
-    """Positions of each solution's cell and of its check's."""
+    """Return for each exercise the position of the solution's cell and the position of the check's cell."""
     cells = nbformat.read(path, 4).cells
     solutions = [at for at, cell in enumerate(cells) if cell.cell_type == "code" and tagged(cell, "solution")]
     checks = [at for at, cell in enumerate(cells) if tagged(cell, "check")]
@@ -157,7 +157,7 @@ def by_solution(path: Path) -> list[tuple[int, int]]:
 
 
 def names(source: str) -> tuple[set[str], set[str], set[str]]:
-    """Names that a cell binds (loop variables apart), whose entries it changes, and that it reads and does not bind."""
+    """Return the names that a cell binds (without loop variables), those with changed entries, and those only read."""
     tree, top = ast.parse(source), symtable.symtable(source, "cell", "exec")
     loops = {part.id for node in ast.walk(tree) if isinstance(node, ast.For) for part in targets(node.target)}
     stores = [node for node in ast.walk(tree) if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)]
@@ -172,13 +172,13 @@ def targets(node: ast.expr) -> list[ast.Name]:
 
 
 def inner(table: symtable.SymbolTable) -> set[str]:
-    """Global names that functions read."""
+    """Return the global names that functions in the table read."""
     found = {symbol.get_name() for symbol in table.get_symbols() if symbol.is_global()}
     return found.union(*map(inner, table.get_children()))
 
 
 def needed(cells: list, exercises: list[tuple[int, int]]) -> list[int]:
-    """The code cells on which the exercises rest, and the exercises' own, in order."""
+    """Return the code cells of the exercises, and the earlier code cells that they need, in order."""
     own = {at for pair in exercises for at in range(pair[0], pair[1] + 1)}
     wanted, kept = set(), []
     for at in range(max(own), -1, -1):
@@ -191,7 +191,7 @@ def needed(cells: list, exercises: list[tuple[int, int]]) -> list[int]:
 
 
 class Attempt:
-    """Runs cells of a notebook in this process; what they display is rendered, as Jupyter would."""
+    """Runs cells of a notebook in this process. What the cells display is rendered, as in Jupyter."""
 
     def __init__(self) -> None:
         self.space, self.cells = {"__name__": "__main__", "display": self.display}, 0
@@ -204,11 +204,16 @@ class Attempt:
         for source in sources:
             self.cells += 1
             name = f"<cell {self.cells} of {id(self)}>"
-            linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)  # Triton reads it
+            linecache.cache[name] = (
+                len(source),
+                None,
+                source.splitlines(keepends=True),
+                name,
+            )  # Triton reads kernels here
             exec(compile(source, name, "exec"), self.space)
 
     def said(self, *sources: str) -> str:
-        """What the last source raises."""
+        """Run all sources and return the message of the error that the last one raises."""
         self.run(*sources[:-1])
         with pytest.raises((AssertionError, ValueError)) as raised:
             self.run(sources[-1])
@@ -216,7 +221,7 @@ class Attempt:
 
 
 def test_kernels_in_cells_have_a_source():
-    """A GPU's compiler reads it from where Python keeps the text of cells."""
+    """Check that Python finds the source of a function in a cell: Triton's compiler for GPUs needs the source."""
     attempt = Attempt()
     attempt.run("one = 1", "def two():\n    return one + 1\n")
     assert inspect.getsource(attempt.space["two"]) == "def two():\n    return one + 1\n"
@@ -228,7 +233,7 @@ def with_model(path: Path):
 
 
 @pytest.mark.parametrize("path", [with_model(path) for path in EXERCISES])
-def test_solutions_pass_and_holes_and_slips_do_not(path, monkeypatch, capsys, request):
+def test_solutions_pass_and_holes_and_mistakes_do_not(path, monkeypatch, capsys, request):
     if path.stem[:2] in WITH_MODEL:
         request.getfixturevalue("model_path")
     monkeypatch.chdir(FOLDER)
@@ -265,13 +270,13 @@ def test_every_notebook_has_exercises_by_number_with_hints(path):
 
 
 @EVERY
-def test_nothing_but_exercises_rests_on_an_exercise(path):
-    """So that whoever leaves a hole open loses nothing that comes after it."""
+def test_only_exercises_need_exercises(path):
+    """Check that a reader can leave a hole open and still run all cells after the exercise."""
     assert not leaning(nbformat.read(path, 4).cells, by_solution(path)), path.name
 
 
 def leaning(cells: list, exercises: list[tuple[int, int]]) -> list[int]:
-    """Code cells outside exercises that read what an exercise before them binds or changes."""
+    """Return the code cells outside exercises that read a name that an earlier exercise binds or changes."""
     own = {at for pair in exercises for at in range(pair[0], pair[1] + 1)}
     unsure, found = set(), []
     for at, cell in enumerate(cells):
@@ -282,7 +287,7 @@ def leaning(cells: list, exercises: list[tuple[int, int]]) -> list[int]:
     return found
 
 
-def test_a_cell_that_rests_on_an_exercise_is_found():
+def test_a_cell_that_needs_an_exercise_is_found():
     sources = ["x = 1", "def f(): return 2", "y = f()\nd[0] = y", "print(x)", "f()", "y = 3", "print(y)", "print(d)"]
     assert leaning([new_code_cell(source) for source in sources], [(1, 2)]) == [4, 7]
 
@@ -292,7 +297,7 @@ def test_a_cell_that_rests_on_an_exercise_is_found():
 def test_participants_copies_run_to_the_end_and_only_checks_fail(path, tmp_path):
     node = participants(read(path).node)
     shutil.copytree(FOLDER, tmp_path / "here")
-    executed, failure = execute(Notebook(tmp_path / "here" / path.name, node, "x"), lambda *cell: None, 120)
+    executed, failure = execute(Notebook(tmp_path / "here" / path.name, node, "x"), lambda *cell: None, CELL_TIMEOUT_S)
     assert failure is None
     code = [cell for cell in executed.cells if cell.cell_type == "code"]
     said = [output.evalue for cell in code for output in cell.outputs if output.output_type == "error"]
@@ -303,7 +308,7 @@ def test_participants_copies_run_to_the_end_and_only_checks_fail(path, tmp_path)
 
 @EVERY
 def test_solutions_are_in_one_copy_only(path):
-    """Not in the participants': neither the code nor what is told of it."""
+    """Check that the participants' copy has neither the code of a solution nor its explanation."""
     node = read(path).node
     given, kept = participants(node), instructor(node)
     for cell in node.cells:
@@ -315,8 +320,8 @@ def test_solutions_are_in_one_copy_only(path):
     assert not any("# solution" in cell.source for cell in (*given.cells, *kept.cells))
 
 
-def test_the_challenge_is_one_for_all():
-    """No answer is in it, so that none has to be taken out; an unsolved one says so and goes on."""
+def test_the_challenge_is_the_same_in_both_copies():
+    """Check that the challenge contains no answer: each call of ``answer`` has only None."""
     (path,) = set(NOTEBOOKS) - set(EXERCISES)
     node = read(path).node
     assert participants(node) == instructor(node) == node
@@ -326,7 +331,7 @@ def test_the_challenge_is_one_for_all():
 
 
 def test_some_exercise_comes_first_of_all():
-    """Whoever starts with notebook 00 writes a line of their own after three cells."""
+    """Check that a reader of notebook 00 writes a line after at most three code cells."""
     first = by_solution(NOTEBOOKS[0])[0][0]
     code = [cell for cell in nbformat.read(NOTEBOOKS[0], 4).cells[:first] if cell.cell_type == "code"]
     assert len(code) <= 3
@@ -345,8 +350,8 @@ class TestHole:
         assert hole('# solution\nn = {"a": 3, "b": 4}\n# end of solution').endswith('\nn = {"a": ..., "b": ...}')
 
     @pytest.mark.parametrize("body", ["print(1)", "", "a, b = 1, 2", "x[0] = 1", "# nothing"])
-    def test_what_cannot_stay_open_is_refused(self, body):
-        with pytest.raises(ValueError, match="a solution ends in"):
+    def test_a_solution_without_a_last_value_is_refused(self, body):
+        with pytest.raises(ValueError, match="a solution must end in"):
             hole(f"# solution\n{body}\n# end of solution")
 
     @pytest.mark.parametrize("source", ["x = 1", "# solution\nx = 1", "x = 1\n# end of solution"])
@@ -359,7 +364,7 @@ SOLVED = "def f():\n    # solution\n    return 42\n    # end of solution"
 
 
 def lesson(folder: Path, *extra) -> Path:
-    """A folder with one notebook and a data file."""
+    """Make a folder with one notebook and a data file, and return the folder."""
     folder.mkdir()
     cells = [
         new_code_cell(SOLVED, id="a", metadata={"tags": ["solution"]}),
@@ -376,30 +381,47 @@ def lesson(folder: Path, *extra) -> Path:
 def test_both_copies_are_written_with_data_and_run_on(tmp_path, capsys):
     out = tmp_path / "out"
     assert main(lesson(tmp_path / "in"), out) == 0
-    assert "1 notebooks" in (said := capsys.readouterr().out) and "1 holes" in said
+    assert "1 notebook: " in (said := capsys.readouterr().out) and "1 hole, " in said
     given, kept = (read(out / kind / "01_x.ipynb") for kind in ("participants", "instructor"))
     assert [cell.id for cell in given.node.cells] == ["a", "b", "c"] and [c.id for c in kept.node.cells] == list("abcd")
     assert kept.node.cells[0].source == "def f():\n    return 42"
     assert (out / "participants" / "data.json").exists() and (out / "instructor" / "data.json").exists()
     assert [cell.metadata.get("tags", []) for cell in given.node.cells] == [[], ["raises-exception"], []]
     assert not any(cell.metadata.get("tags") for cell in kept.node.cells)
-    executed, failure = execute(given, lambda *cell: None, 60)
+    executed, failure = execute(given, lambda *cell: None, CELL_TIMEOUT_S)
     assert failure is None and executed.cells[1].outputs[0].evalue == "not yet"
     assert "your code here" in render_page(executed, "x", Frame(out, {}, "2001-02-03"), None, None)
 
 
-def test_somebodys_work_is_never_written_over(tmp_path, capsys):
+@pytest.mark.parametrize("kind", ["participants", "instructor"])
+@pytest.mark.parametrize("name", ["01_x.ipynb", "data.json"])
+@pytest.mark.parametrize("work", [b"mine", b"\xff not text", None], ids=["text", "bytes", "folder"])
+def test_somebodys_work_is_never_overwritten(tmp_path, capsys, kind, name, work):
     folder, out = lesson(tmp_path / "in"), tmp_path / "out"
     assert main(folder, out) == main(folder, out) == 0
-    mine = out / "participants" / "01_x.ipynb"
-    mine.write_text(mine.read_text().replace("return ...", "return 41"))
-    (out / "instructor" / "01_x.ipynb").unlink()
+    mine, missing = out / kind / name, out / "instructor" / ("data.json" if name == "01_x.ipynb" else "01_x.ipynb")
+    missing.unlink()
+    mine.unlink()
+    if work is None:
+        mine.mkdir()
+    else:
+        mine.write_bytes(work)
+    capsys.readouterr()
     assert main(folder, out) == 2
-    assert "1 of 2 copies" in (said := capsys.readouterr().err) and str(mine) in said
-    assert "return 41" in mine.read_text() and not (out / "instructor" / "01_x.ipynb").exists()
+    said = capsys.readouterr().err
+    assert f"workshop: {mine} exists and may contain somebody's work, so nothing was written. Move {out} to" in said
+    assert mine.is_dir() if work is None else mine.read_bytes() == work
+    assert not missing.exists() and not list(out.rglob("*.part"))
 
 
-def test_what_cannot_be_derived_is_named(tmp_path):
+def test_a_link_that_leads_nowhere_is_somebodys_work_too(tmp_path):
+    folder, out = lesson(tmp_path / "in"), tmp_path / "out"
+    (out / "participants").mkdir(parents=True)
+    (out / "participants" / "data.json").symlink_to(tmp_path / "gone")
+    assert main(folder, out) == 2 and not (tmp_path / "gone").exists()
+
+
+def test_a_notebook_without_copies_is_named(tmp_path):
     folder = lesson(tmp_path / "in", new_code_cell("x = 1", id="e", metadata={"tags": ["solution"]}))
     with pytest.raises(ValueError, match=r"01_x\.ipynb: .* in pairs"):
         main(folder, tmp_path / "out")
@@ -407,17 +429,17 @@ def test_what_cannot_be_derived_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"01_x\.ipynb cannot be read"):
         main(folder, tmp_path / "out")
     (folder / "01_x.ipynb").unlink()
-    with pytest.raises(ValueError, match="holds no .ipynb file"):
+    with pytest.raises(ValueError, match="contains no .ipynb file"):
         main(folder, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 def test_a_report_shows_the_hole_and_folds_the_solution_away(tmp_path):
     path = lesson(tmp_path / "in") / "01_x.ipynb"
-    executed, failure = execute(Notebook(path, read(path).node, "x"), lambda *cell: None, 60)
+    executed, failure = execute(Notebook(path, read(path).node, "x"), lambda *cell: None, CELL_TIMEOUT_S)
     assert failure is None
     page = render_page(executed, "x", Frame(path.parent, {}, "2001-02-03"), None, None)
     body = re.sub(r"<[^>d/]*>|<(?!/?details)[^>]*>", "", page.partition("<main")[2])
-    openly = re.sub(r"<details.*?</details>", "", body, flags=re.DOTALL)
-    assert "your code here (about 1 line)" in openly and "a hint" in openly
-    assert "42" not in openly and "return 42" in body and "seen 42" in body
+    unfolded = re.sub(r"<details.*?</details>", "", body, flags=re.DOTALL)
+    assert "your code here (about 1 line)" in unfolded and "a hint" in unfolded
+    assert "42" not in unfolded and "return 42" in body and "seen 42" in body

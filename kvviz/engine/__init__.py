@@ -1,1 +1,1 @@
-"""What serves a language model over the cache: blocks, generation, offloading, connectors, scenarios."""
+"""Serves a language model over the cache: generation, block pools, offloading to host memory, and connectors."""

@@ -1,7 +1,8 @@
-"""Block ids: which are free, who holds them, which are kept for a prefix, and which a transfer has in its hands.
+"""Manages the block ids of one cache, as vLLM's block pool does.
 
-vLLM's words: a block pool hands out blocks; full blocks are known by a hash of everything up to their end, so that a
-later request with the same prefix need not compute them; ``reset_prefix_cache`` forgets all of them.
+The pool hands out free blocks to requests. A full block can be *kept* after its request ends: the pool then stores a
+hash of all tokens up to the end of the block. A later request with the same prefix finds the block by this hash and
+need not compute its tokens again. ``reset_prefix_cache`` forgets all hashes.
 """
 
 import hashlib
@@ -11,20 +12,20 @@ from kvviz.audit.arguments import is_integer
 
 
 class BlockError(ValueError):
-    """A block was asked for, given back or moved when it could not be."""
+    """The pool cannot hand out, take back or move a block. The message says which block and why."""
 
 
 def block_hashes(token_ids: Sequence[int], block_size: int) -> tuple[str, ...]:
-    """A hash for each full block of a sequence, over its tokens and all before them.
+    """Return one hash per full block of a sequence. A hash covers the tokens of the block and all tokens before.
 
     Raises:
-        ValueError: a token id that is not an integer from 0 on, or blocks of less than one token.
+        ValueError: a token id is not an integer of at least 0, or ``block_size`` is less than 1.
     """
     if block_size < 1:
         raise ValueError(f"block_size must be at least 1, not {block_size}")
     for number, token in enumerate(token_ids):
-        if int(token) != token or token < 0:
-            raise ValueError(f"token {number} is {token!r}: token ids are integers from 0 on")
+        if not is_integer(token):
+            raise ValueError(f"token {number} is {token!r}: a token id must be an integer of at least 0")
     hashes, running = [], hashlib.sha256()
     for block in range(len(token_ids) // block_size):
         part = token_ids[block * block_size : (block + 1) * block_size]
@@ -34,24 +35,26 @@ def block_hashes(token_ids: Sequence[int], block_size: int) -> tuple[str, ...]:
 
 
 class BlockPool:
-    """The blocks of one cache.
+    """The block ids of one cache.
+
+    A block is free, held by one request, or kept for its prefix. A held block can be kept too: it stays kept when the
+    request ends. A block is *in flight* while a transfer reads or writes it.
 
     Args:
-        num_blocks: block ids go from 0 to ``num_blocks - 1``.
-        order: in which free blocks are handed out; default: ascending. A scattered order is as right as any.
-
-    A block is free, held by one request, or kept for its prefix; beside that a transfer may have it in flight.
+        num_blocks: number of blocks. The ids are 0 to ``num_blocks - 1``.
+        order: order in which free blocks are handed out. Default: ascending. Every order gives correct results.
 
     Raises:
-        BlockError: no blocks at all, or an order that does not name each of them once.
+        BlockError: ``num_blocks`` is less than 1, or ``order`` does not name each block once.
     """
 
     def __init__(self, num_blocks: int, order: Sequence[int] | None = None) -> None:
         if not is_integer(num_blocks, 1):
             raise BlockError(f"num_blocks must be an integer of at least 1, not {num_blocks!r}")
-        self._free = list(range(num_blocks) if order is None else order)
+        num_blocks = int(num_blocks)
+        self._free = list(range(num_blocks)) if order is None else [_integer(block) for block in order]
         if sorted(self._free) != list(range(num_blocks)):
-            raise BlockError(f"order must name each of the blocks 0 to {num_blocks - 1} once, not {self._free}")
+            raise BlockError(f"order must name each of the blocks 0 to {num_blocks - 1} once, but is {self._free}")
         self.num_blocks = num_blocks
         self._holder: dict[int, str] = {}
         self._prefix: dict[str, int] = {}
@@ -59,30 +62,33 @@ class BlockPool:
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks that ``allocate`` can give; those kept for a prefix only are given when nothing else is left."""
+        """Return how many blocks ``allocate`` can hand out, including blocks that are only kept for a prefix."""
         return len(self._idle()) + len(self._only_kept())
 
     def held_by(self, request: str) -> tuple[int, ...]:
-        """The blocks of a request, in the order in which it got them."""
+        """Return the blocks of a request, in the order in which the request got them."""
         return tuple(block for block, holder in self._holder.items() if holder == request)
 
     def allocate(self, count: int, request: str) -> tuple[int, ...]:
-        """Hand out ``count`` blocks to a request.
+        """Hand out ``count`` blocks to a request. Free blocks are taken first, then blocks kept for a prefix.
 
         Raises:
-            BlockError: there are not enough, or ``count`` is no number of blocks; nothing has been handed out then.
+            BlockError: there are not enough blocks, or ``count`` is not an integer of at least 0. Then the request
+                gets no block.
         """
         if not is_integer(count):
-            raise BlockError(f"request {request!r} asks for {count!r} blocks: ask for an integer of at least 0")
+            raise BlockError(
+                f"request {request!r} asks for {count!r} blocks, but must ask for an integer of at least 0"
+            )
         if count > self.num_blocks:
             raise BlockError(
-                f"request {request!r} needs {count} blocks and the cache has {self.num_blocks}: shorten the request or "
-                f"allocate a larger cache"
+                f"request {request!r} needs {count_of(count)}, but the cache has {self.num_blocks}: shorten the "
+                f"request, or allocate a larger cache"
             )
         if count > self.num_free_blocks:
             raise BlockError(
-                f"request {request!r} needs {count} blocks and {self.num_free_blocks} of {self.num_blocks} are free: "
-                f"finish or preempt a request first"
+                f"request {request!r} needs {count_of(count)}, but {self.num_free_blocks} of {self.num_blocks} are "
+                f"free: wait until another request has finished"
             )
         for block in self._only_kept()[: max(0, count - len(self._idle()))]:
             self.forget(block)
@@ -93,36 +99,39 @@ class BlockPool:
         return blocks
 
     def hold(self, blocks: Iterable[int], request: str) -> None:
-        """Give a request blocks that are kept for their prefix.
+        """Assign kept blocks to a request.
 
         Raises:
-            BlockError: a block is held (two requests would write the same slots), in flight, or not kept; nothing
-                has been given then.
+            BlockError: a block is held by a request (both would write the same slots), or in flight, or not kept.
+                Then the request gets no block.
         """
         blocks, kept = self.check(blocks), set(self._prefix.values())
         for block in blocks:
             if block in self._holder:
                 raise BlockError(
-                    f"block {block} is held by request {self._holder[block]!r}: request {request!r} would write the "
+                    f"block {block} is held by request {self._holder[block]!r}: request {request!r} would write to the "
                     f"same slots"
                 )
             if block in self.in_flight:
-                raise BlockError(f"block {block} is in flight: wait for its transfer before request {request!r} has it")
+                raise BlockError(
+                    f"block {block} is in flight: wait for its transfer before request {request!r} uses it"
+                )
             if block not in kept:
                 raise BlockError(f"block {block} is not kept for a prefix: request {request!r} must allocate it")
         self._holder.update(dict.fromkeys(blocks, request))
 
     def free(self, blocks: Sequence[int], request: str) -> None:
-        """Take blocks back; those with a known prefix stay kept for it.
+        """Take blocks back from a request. Blocks with a stored hash stay kept, all others become free.
 
         Raises:
-            BlockError: a block is not this request's, given twice, or in flight; nothing has been taken back then.
+            BlockError: the request does not hold a block, or a block is named twice or in flight. Then the request
+                still holds all its blocks.
         """
         blocks = self.check(blocks)
         for block in blocks:
             if block not in self._holder or self._holder[block] != request:
                 whose = f"request {self._holder[block]!r}" if block in self._holder else "nobody"
-                raise BlockError(f"request {request!r} frees block {block}, which {whose} holds")
+                raise BlockError(f"request {request!r} cannot free block {block}, because {whose} holds this block")
             if block in self.in_flight:
                 raise BlockError(
                     f"block {block} is in flight: wait for its transfer before request {request!r} frees it"
@@ -134,24 +143,24 @@ class BlockPool:
                 self._free.append(block)
 
     def keep(self, hashes: Sequence[str], blocks: Sequence[int]) -> None:
-        """Know full blocks by their hashes from now on; a hash that is known already keeps its block.
+        """Store the hashes of full blocks, so that ``cached`` finds the blocks. A free block is then no longer free.
 
-        A free block is free no longer then, but kept.
+        A hash that is stored already stays with its first block.
 
         Raises:
-            BlockError: hashes and blocks differ in number, or a block is none of the pool's, given twice, or known by
-                another hash, since it has one content; nothing new is known then.
+            BlockError: the numbers of hashes and blocks differ, or a block does not exist, is named twice, or has
+                another hash already. Then no hash is stored.
         """
         blocks = self.check(blocks)
         if len(hashes) != len(blocks):
-            raise BlockError(f"{len(hashes)} hashes cannot name {len(blocks)} blocks: give one hash a block")
+            raise BlockError(f"there are {len(hashes)} hashes for {count_of(len(blocks))}: give one hash per block")
         self.check_names(hashes, blocks)
         for key, block in zip(hashes, blocks, strict=True):
             if self._prefix.setdefault(key, block) == block and block in self._free:
                 self._free.remove(block)
 
     def cached(self, hashes: Sequence[str]) -> tuple[int, ...]:
-        """Blocks of the longest prefix that is known and that nobody holds or moves now."""
+        """Return the blocks of the longest stored prefix. A block that is held or in flight ends the prefix."""
         idle, found = set(self._only_kept()), []
         for key in hashes:
             if self._prefix.get(key) not in idle:
@@ -160,10 +169,10 @@ class BlockPool:
         return tuple(found)
 
     def reset_prefix_cache(self) -> None:
-        """Forget every prefix; blocks that nobody holds become free.
+        """Forget all hashes. Blocks that no request holds become free.
 
         Raises:
-            BlockError: a block is in flight; it could be known again as soon as it has arrived.
+            BlockError: a block is in flight. When it arrives, its hash would be stored again.
         """
         if self.in_flight:
             raise BlockError(f"blocks {sorted(self.in_flight)} are in flight: wait for their transfer before the reset")
@@ -172,25 +181,29 @@ class BlockPool:
         self._free += idle
 
     def forget(self, block: int) -> None:
-        """Know a block by no hash any more; it becomes free if nobody holds it."""
+        """Forget the hash of a block. If no request holds the block, it becomes free."""
         if block in self._prefix.values():
             self._prefix = {key: kept for key, kept in self._prefix.items() if kept != block}
             if block not in self._holder:
                 self._free.append(block)
 
     def check(self, blocks: Iterable[int]) -> tuple[int, ...]:
-        """The blocks as a tuple. Raises BlockError if one is none of the pool's, or is given twice."""
-        blocks, seen = tuple(blocks), set()
+        """Return the blocks as a tuple of Python integers.
+
+        Raises:
+            BlockError: a block does not exist, or is named twice.
+        """
+        blocks, seen = tuple(map(_integer, blocks)), set()
         for block in blocks:
             if not is_integer(block) or block >= self.num_blocks:
-                raise BlockError(f"block {block!r} is none of the pool's 0 to {self.num_blocks - 1}")
+                raise BlockError(f"block {block!r} does not exist: valid blocks are 0 to {self.num_blocks - 1}")
             if block in seen:
-                raise BlockError(f"block {block} is given twice: name each block once")
+                raise BlockError(f"block {block} is named twice: name each block once")
             seen.add(block)
         return blocks
 
     def check_names(self, hashes: Sequence[str], blocks: Sequence[int]) -> None:
-        """Raise BlockError if a block is known by another hash than the one beside it."""
+        """Raise BlockError if a block has another hash than the one at the same position in ``hashes``."""
         names = {block: key for key, block in self._prefix.items()}
         for key, block in zip(hashes, blocks, strict=True):
             if names.get(block, key) != key:
@@ -200,7 +213,19 @@ class BlockPool:
                 )
 
     def _only_kept(self) -> list[int]:
+        """Return the kept blocks that are neither held nor in flight."""
         return [block for block in self._prefix.values() if block not in self._holder and block not in self.in_flight]
 
     def _idle(self) -> list[int]:
+        """Return the free blocks that are not in flight, in the order in which they are handed out."""
         return [block for block in self._free if block not in self.in_flight]
+
+
+def count_of(count: int) -> str:
+    """Return "1 block", "2 blocks", ... for a message."""
+    return f"{count} block{'' if count == 1 else 's'}"
+
+
+def _integer(block: object) -> object:
+    """Return an integer, for example of numpy, as a Python integer, and any other value as it is."""
+    return int(block) if is_integer(block) else block

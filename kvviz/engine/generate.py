@@ -1,4 +1,8 @@
-"""Greedy generation over a KV cache: the paged one through the kernels, or a plain one as the reference."""
+"""Generates text greedily over a KV cache: each new token is the one with the largest logit.
+
+A *backend* stores K and V and computes attention. :class:`PagedBackend` uses a paged cache and the kernels.
+:class:`PlainBackend` uses ordinary tensors and is the reference.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -7,6 +11,7 @@ import torch
 
 from kvviz.audit.arguments import is_integer
 from kvviz.cache.buffers import KVCache, ScaleViews
+from kvviz.engine.block_pool import count_of
 from kvviz.engine.model import LanguageModel, ModelConfig
 from kvviz.kernels.attention import paged_attention
 from kvviz.kernels.write import write_kv
@@ -14,10 +19,18 @@ from kvviz.kernels.write import write_kv
 
 @dataclass(frozen=True)
 class AttentionMetadata:
-    """Where the tokens of one forward pass go and what they see; vLLM's words, tensors on the cache's device.
+    """Says where one forward pass writes its tokens, and which tokens it reads. The names are vLLM's.
 
-    slot_mapping int64 ``(T,)``, block_table int32 ``(S, W)``, seq_lens int32 ``(S,)``, query_start_loc int32
-    ``(S + 1,)``; the longest run of queries and the longest sequence are known without asking the GPU.
+    All tensors are on the cache's device. T is the number of tokens, S the number of sequences, W the number of
+    blocks per sequence.
+
+    Args:
+        slot_mapping: int64 ``(T,)``, the slot of each token.
+        block_table: int32 ``(S, W)``, the blocks of each sequence.
+        seq_lens: int32 ``(S,)``, the number of tokens of each sequence.
+        query_start_loc: int32 ``(S + 1,)``, the position of the first query of each sequence, and T.
+        max_query_len, max_seq_len: the largest number of queries and of tokens. As Python integers, because reading
+            them from a tensor would wait for the GPU.
     """
 
     slot_mapping: torch.Tensor
@@ -30,12 +43,15 @@ class AttentionMetadata:
 
 @dataclass(eq=False)
 class PagedBackend:
-    """Writes K and V into a cache through the scale views given, and attends over what the cache then holds.
+    """Writes K and V into a cache through the given scale views, and computes attention over the cache.
 
     Args:
         cache: the buffers.
-        scales: the scale views of every layer, or None for a mode without them.
-        blocks: block ids of the one sequence that is generated; default: all blocks in order.
+        scales: the scale views of every layer, or None for a mode without scales.
+        blocks: block ids of the sequence that is generated. Default: all blocks in order.
+
+    Raises:
+        ValueError: a block does not exist, or is named twice.
     """
 
     cache: KVCache
@@ -47,13 +63,16 @@ class PagedBackend:
         self.blocks = tuple(self.blocks) or tuple(range(self.cache.spec.num_blocks))
         for block in self.blocks:
             if not is_integer(block) or block >= self.cache.spec.num_blocks:
-                raise ValueError(f"block {block!r} is none of the cache's 0 to {self.cache.spec.num_blocks - 1}")
+                raise ValueError(
+                    f"block {block!r} does not exist: valid blocks are 0 to {self.cache.spec.num_blocks - 1}"
+                )
             if self.blocks.count(block) > 1:
-                raise ValueError(f"block {block} is given twice: two parts of the sequence would share its slots")
+                raise ValueError(f"block {block} is named twice: two parts of the sequence would share its slots")
+        self.blocks = tuple(map(int, self.blocks))
 
     @property
     def max_tokens(self) -> int:
-        """Tokens of context for which there are blocks."""
+        """Return how many tokens fit into the blocks."""
         return len(self.blocks) * self.cache.spec.block_size
 
     def check(self, sizes: ModelConfig) -> None:
@@ -62,7 +81,9 @@ class PagedBackend:
         for name in ("num_layers", "num_kv_heads", "head_size"):
             ours, theirs = getattr(spec, name), getattr(sizes, name)
             if ours != theirs:
-                raise ValueError(f"the cache has {name} {ours} and the model {theirs}: build the cache for this model")
+                raise ValueError(
+                    f"the cache has {name} {ours}, but the model has {theirs}: build the cache for this model"
+                )
 
     def begin(self, positions: torch.Tensor) -> None:
         """Prepare a forward pass over ``positions`` (int64 ``(T,)``, consecutive) of the sequence."""
@@ -71,14 +92,16 @@ class PagedBackend:
         block_size = self.cache.spec.block_size
         length = int(positions[-1]) + 1
         if length > self.max_tokens:
-            raise ValueError(f"position {length - 1} has no slot: the {len(self.blocks)} blocks hold {self.max_tokens}")
+            raise ValueError(
+                f"position {length - 1} has no slot: {count_of(len(self.blocks))} hold {self.max_tokens} tokens"
+            )
         slots = table[0].long()[positions // block_size] * block_size + positions % block_size
         counts = torch.tensor([0, len(positions)], dtype=torch.int32, device=device)
         lengths = torch.tensor([length], dtype=torch.int32, device=device)
         self.metadata = AttentionMetadata(slots, table, lengths, counts, len(positions), length)
 
     def __call__(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """Write this layer's K and V, then attend."""
+        """Write K and V of this layer, then return the result of attention, float32 ``(T, Hq, D)``."""
         kv, mode, meta = self.cache.kv_caches[layer], self.cache.spec.kv_cache_dtype, self.metadata
         scales = self.scales[layer] if self.scales is not None else (None, None)
         write_kv(key, value, kv, meta.slot_mapping, mode, *scales, slots_checked=True)
@@ -89,63 +112,65 @@ class PagedBackend:
 
 
 class GroupedBackend:
-    """Layers in several KV cache groups, each with blocks of its own: layer ``i`` belongs to group ``i % len(groups)``.
+    """Divides the layers among KV cache groups: layer ``i`` belongs to group ``i % len(groups)``.
+
+    Each group has its own blocks.
 
     Raises:
-        ValueError: no groups, or two that name the same block of a cache.
+        ValueError: there is no group, or two groups have the same block of a cache.
     """
 
     def __init__(self, groups: Sequence[PagedBackend]) -> None:
         self.groups = tuple(groups)
         if not self.groups:
-            raise ValueError("no groups at all: give one backend a KV cache group")
+            raise ValueError("no groups given: pass one backend per KV cache group")
         taken = [block for group in self.groups for block in group.blocks]
         if len({group.cache for group in self.groups}) == 1 and len(set(taken)) < len(taken):
-            raise ValueError("two groups name the same block: a block belongs to one group at a time")
+            raise ValueError("two groups have the same block: give each group its own blocks")
 
     @property
     def cache(self) -> KVCache:
-        """The cache that all groups lie in."""
+        """Return the cache of the groups."""
         return self.groups[0].cache
 
     @property
     def max_tokens(self) -> int:
-        """Tokens of context for which every group has blocks."""
+        """Return how many tokens fit into the blocks of every group."""
         return min(group.max_tokens for group in self.groups)
 
     def check(self, sizes: ModelConfig) -> None:
-        """Raise ValueError if a model of these sizes does not fit."""
+        """Raise ValueError if a model of these sizes does not fit the cache."""
         for group in self.groups:
             group.check(sizes)
 
     def begin(self, positions: torch.Tensor) -> None:
-        """Prepare a forward pass in every group."""
+        """Prepare a forward pass over ``positions`` in every group."""
         for group in self.groups:
             group.begin(positions)
 
     def __call__(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """Write and attend in the layer's own group."""
+        """Write K and V, and compute attention, in the group of the layer."""
         return self.groups[layer % len(self.groups)](layer, query, key, value)
 
 
 @dataclass(eq=False)
 class PlainBackend:
-    """The reference: K and V kept as they are, or rounded to ``dtype``, in ordinary tensors."""
+    """The reference: keeps K and V in ordinary tensors, rounded to ``dtype``."""
 
     dtype: torch.dtype = torch.float32
     max_tokens: int = 8192
     kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict, init=False)
 
     def check(self, sizes: ModelConfig) -> None:
-        """Any model fits."""
+        """Accept a model of any size."""
 
     def begin(self, positions: torch.Tensor) -> None:
-        """Nothing to prepare; a pass that starts at position 0 starts afresh."""
+        """Forget all K and V if the pass starts at position 0, which means a new prompt."""
         if int(positions[0]) == 0:
             self.kept.clear()
 
     def __call__(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """Append K and V, then attend causally in float32."""
+        """Append K and V, then return causal attention in float32."""
         new = tuple(t.to(self.dtype).float() for t in (key, value))
         if layer in self.kept:
             new = tuple(torch.cat(pair) for pair in zip(self.kept[layer], new, strict=True))
@@ -162,7 +187,7 @@ Backend = PagedBackend | GroupedBackend | PlainBackend
 
 @dataclass(frozen=True)
 class Generation:
-    """What a run gave: token ids, their text, and how far the two best logits lay apart at each token."""
+    """A generated answer: token ids, their text, and the difference of the two largest logits at each token."""
 
     token_ids: tuple[int, ...]
     text: str
@@ -181,12 +206,12 @@ def generate(
     """Prefill ``prompt``, then decode greedily until the stop token or ``max_new_tokens``.
 
     Args:
-        chunk: prefill this many tokens a forward pass; default all at once.
-        num_computed_tokens: tokens of the prompt whose K and V the backend's blocks hold already.
+        chunk: number of tokens to prefill per forward pass. Default: the whole prompt at once.
+        num_computed_tokens: number of tokens at the start of the prompt whose K and V are already in the cache.
 
     Raises:
-        ValueError: an empty prompt, one that with its answer does not fit the backend's blocks, or nothing of it
-            left to compute.
+        ValueError: the prompt is empty, a token is outside the vocabulary, prompt plus answer do not fit into the
+            blocks, or all tokens of the prompt are computed already.
     """
     steps = list(tokens(model, backend, prompt, max_new_tokens, chunk=chunk, num_computed_tokens=num_computed_tokens))
     answer = [token for token, _ in steps]
@@ -202,21 +227,24 @@ def tokens(
     chunk: int | None = None,
     num_computed_tokens: int = 0,
 ) -> Iterator[tuple[int, float]]:
-    """Token after token what :func:`generate` gives, each with its margin; other requests may run in between."""
+    """Yield the tokens of :func:`generate` one by one, as (token, margin). Other requests may run in between."""
     if not prompt or max_new_tokens < 1:
-        raise ValueError(f"nothing to do: a prompt of {len(prompt)} tokens and {max_new_tokens} new tokens")
+        raise ValueError(
+            f"the prompt has {len(prompt)} tokens, and max_new_tokens is {max_new_tokens}: both must be at least 1"
+        )
     if chunk is not None and chunk < 1:
-        raise ValueError(f"chunk is the number of tokens of a forward pass, at least 1, not {chunk}")
+        raise ValueError(f"chunk, the number of tokens per forward pass, must be at least 1, not {chunk}")
     if not 0 <= num_computed_tokens < len(prompt):
         raise ValueError(
-            f"{num_computed_tokens} of the prompt's {len(prompt)} tokens are said to be computed: at least the last "
-            f"one must be left, since its logits are the first answer"
+            f"num_computed_tokens is {num_computed_tokens}, but must be 0 to {len(prompt) - 1}: the last of the "
+            f"{len(prompt)} tokens of the prompt must be computed, because its logits give the first new token"
         )
     if len(prompt) + max_new_tokens > backend.max_tokens:
         raise ValueError(
-            f"the prompt has {len(prompt)} tokens and {max_new_tokens} are to be generated, but the cache has room for "
-            f"{backend.max_tokens}: give it more blocks or ask for fewer tokens"
+            f"the prompt has {len(prompt)} tokens and {max_new_tokens} will be generated, but the cache has room for "
+            f"{backend.max_tokens}: build a cache with more blocks, or generate fewer tokens"
         )
+    model.check_tokens(prompt)
     backend.check(model.config)
     answer, done = [], num_computed_tokens
     while len(answer) < max_new_tokens:

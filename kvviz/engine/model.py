@@ -1,15 +1,18 @@
-"""A real language model: SmolLM2-135M-Instruct in float32, a plain forward pass that leaves K and V to others.
+"""Runs a real language model, SmolLM2-135M-Instruct, in float32.
 
-The model knows nothing of caches: for each layer it hands query, key and value to an ``attend`` callable and
-goes on with what comes back. What happens to K and V in between is the business of ``kvviz.engine.generate``.
+The model has no cache. For each layer, the forward pass calls ``attend(layer, query, key, value)`` and continues with
+the result. :mod:`kvviz.engine.generate` contains backends that store K and V in a cache.
+
+To use another language model, change the file in kvviz/engine/weights.py, and the tensor names and fields here.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
+from kvviz.audit.arguments import is_integer
 from kvviz.engine import gpu_budget, weights
 from kvviz.engine.unpacked_weights import unpack
 from kvviz.kernels.runtime import device as kernel_device
@@ -17,12 +20,13 @@ from kvviz.kernels.runtime import device as kernel_device
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """``(layer, query (T, Hq, D), key (T, H, D), value (T, H, D)) -> (T, Hq, D)``, all float32."""
 
-DIGITS_THEN_BYTES = "smollm"
+SPLITTING = "smollm"
+"""Name of the tokenizer's first step in the model file: take digits one by one, then split the bytes of the text."""
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Sizes of the model, in vLLM's words, as the file states them."""
+    """Sizes of the model, read from the model file. The names are vLLM's."""
 
     num_layers: int
     num_heads: int
@@ -33,14 +37,14 @@ class ModelConfig:
 
 
 class _Released(dict):
-    """In place of weights that were let go."""
+    """Replaces the weights of a released model. Each access raises RuntimeError."""
 
     def __missing__(self, name: str):
-        raise RuntimeError("This model was released, and its weights are gone: load it again with load_model().")
+        raise RuntimeError("This model was released, so it has no weights: load it again with load_model().")
 
 
 class LanguageModel:
-    """Weights, tokenizer and forward pass. Build it with :func:`load`."""
+    """A language model: weights, tokenizer and forward pass. :func:`load_model` builds it."""
 
     def __init__(self, config: ModelConfig, tensors: dict[str, torch.Tensor], tokenizer, stop_token: int) -> None:
         self.config = config
@@ -50,37 +54,54 @@ class LanguageModel:
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Return the device of the weights."""
         return self._tensors["output_norm.weight"].device
 
     def encode(self, question: str) -> list[int]:
-        """Token ids of one user message, ready to be answered.
+        """Return the token ids of one user message in the model's chat format.
 
         Raises:
             ValueError: the question is empty.
         """
         if not question.strip():
-            raise ValueError("the prompt is empty: ask the model something")
+            raise ValueError("the question is empty: give a text")
         text = f"<|im_start|>user\n{question.strip()}<|im_end|>\n<|im_start|>assistant\n"
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
     def decode(self, token_ids: list[int]) -> str:
-        """Text of generated tokens; special ones are left out."""
+        """Return the text of generated tokens. Special tokens are skipped."""
         return self._tokenizer.decode(token_ids, skip_special_tokens=True)
 
     def release(self) -> None:
-        """Let go of the weights, whoever still has this model; it cannot be used any more."""
+        """Free the weights. Afterwards this model cannot be used, even if other variables refer to it."""
         self._tensors = _Released()
+
+    def check_tokens(self, token_ids: Sequence[int]) -> None:
+        """Raise ValueError if a token id is not in the vocabulary.
+
+        Without this check, torch raises an unclear error. On a GPU, the process cannot use the GPU after that error.
+        """
+        size = len(self._tensors["token_embd.weight"])
+        for number, token in enumerate(token_ids):
+            if not is_integer(token) or token >= size:
+                raise ValueError(f"token {number} is {token!r}, but the vocabulary has only tokens 0 to {size - 1}")
 
     @gpu_budget.within()
     @torch.inference_mode()
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
-        """Logits, float32 ``(T, vocabulary)``, of ``token_ids`` int64 ``(T,)`` at ``positions`` int64 ``(T,)``.
+        """Return the logits, float32 ``(T, vocabulary)``.
+
+        Args:
+            token_ids: int64 ``(T,)``. Each must be in the vocabulary.
+            positions: int64 ``(T,)``, the positions of the tokens in their sequence.
 
         Raises:
-            MemoryError: the GPU, or this process's share of it, is exhausted.
+            MemoryError: the memory of the GPU, or this process's share, is exhausted.
             RuntimeError: the model was released.
+            ValueError: a token is not in the vocabulary. Only checked on the CPU: a check would wait for the GPU.
         """
+        if not token_ids.is_cuda:
+            self.check_tokens(token_ids.tolist())
         hidden = F.embedding(token_ids, self._tensors["token_embd.weight"])
         cos, sin = self._rope(positions)
         for layer in range(self.config.num_layers):
@@ -113,27 +134,31 @@ class LanguageModel:
 
 
 def _rotate_pairs(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotary embedding over interleaved pairs (2i, 2i + 1), the order in which a GGUF keeps Llama's weights."""
+    """Rotate the pairs of columns (2i, 2i + 1). A GGUF file stores Llama's weights in this interleaved order."""
     even, odd = x[..., 0::2], x[..., 1::2]
     return torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(-2)
 
 
 @gpu_budget.within()
 def load_model(device: str | torch.device | None = None) -> LanguageModel:
-    """Put the model in float32 on ``device`` (default: where kernels run).
+    """Load the model in float32 on ``device``. Default: the device on which kernels run.
 
-    On the CPU its 540 MB are pages of a file that all processes share; the first load makes the file, in a few
-    seconds: see :mod:`kvviz.engine.unpacked_weights`.
+    On the CPU, the 540 MB of weights are mapped from a file, and all processes share this memory. The first load
+    makes the file in a few seconds: see :mod:`kvviz.engine.unpacked_weights`.
 
     Raises:
-        ModelMissingError: the model file is not there; the message says how to get it.
-        MemoryError: the GPU, or this process's share of it, is exhausted.
+        ModelMissingError: the model file is missing. The message says how to get the file.
+        MemoryError: the memory of the GPU, or this process's share, is exhausted.
+        ValueError: the model file needs another tokenizer.
     """
     path = weights.find()
     unpacked = unpack(path)
     field = unpacked.fields
-    if field["tokenizer.ggml.pre"] != DIGITS_THEN_BYTES:
-        raise ValueError(f"{path.name} splits text by {field['tokenizer.ggml.pre']!r}, not by {DIGITS_THEN_BYTES!r}")
+    if field["tokenizer.ggml.pre"] != SPLITTING:
+        raise ValueError(
+            f"{path.name} uses the tokenizer splitting {field['tokenizer.ggml.pre']!r}, but kvviz supports only "
+            f"{SPLITTING!r}"
+        )
     device = kernel_device() if device is None else device
     tensors = {name: torch.from_numpy(array).to(device) for name, array in unpacked.tensors.items()}
     config = ModelConfig(
@@ -148,7 +173,7 @@ def load_model(device: str | torch.device | None = None) -> LanguageModel:
 
 
 def _tokenizer(field: dict):
-    """Byte-level BPE with digits taken one by one, from the tokens and merges in the file."""
+    """Build the byte-level BPE tokenizer from the tokens and merges in the file. Digits are taken one by one."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     tokens, kinds = field["tokenizer.ggml.tokens"], field["tokenizer.ggml.token_type"]
@@ -158,7 +183,7 @@ def _tokenizer(field: dict):
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    control = 3
+    control = 3  # GGUF's number for special tokens
     tokenizer.add_special_tokens(
         [
             AddedToken(t, special=True, normalized=False)

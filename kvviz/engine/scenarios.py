@@ -1,7 +1,8 @@
-"""The story's runs by name: what is switched on, what is allocated then, and what the model says.
+"""Runs the scenarios of the notebooks, for example "both, cells with a tail": quantised cache plus offloading.
 
-Everything is greedy. With tails one scenario and prompt has one outcome; without, programs of one launch may race for
-the same bytes on a GPU, so that later tokens can differ from run to run (upstream's kernels race there too).
+A scenario says how the engine starts. A run allocates the cache of the scenario and generates text greedily. If cells
+have a tail, every run of a scenario gives the same text. If cells have no tail, scales and codes can overlap, and on
+a GPU the programs of one launch race for these bytes. Later tokens can then change from run to run, as in vLLM.
 """
 
 from collections.abc import Sequence
@@ -26,13 +27,16 @@ class Scenario:
     """One way to start the engine.
 
     Attributes:
-        connector: or None.
-        carve: ``shape``, the carving of vLLM up to 0.25.1, or ``strides``, of 0.26.0 and later. Ignored in modes
-            without per-token-head scales.
-        tail: whether cells have room for their scale.
-        gate: whether the allocation gate of PR 49226 is in place.
-        num_kv_cache_groups: groups that the layers are split into, in turn; each has blocks of its own.
-        indexes_kv_by_block_stride: whether the backend steps from block to block by the view's own stride.
+        kv_cache_dtype: name of the cache's mode.
+        connector: the KV connector, or None.
+        carve: how scale views are carved. ``shape``: as in vLLM up to 0.25.1. ``strides``: as in vLLM 0.26.0 and
+            later. Ignored in modes without per-token-head scales.
+        tail: True if each cell has room for its scale.
+        gate: True if the decision has the condition of PR 49226.
+        kv_cache_layout: "NHD" or "HND".
+        num_kv_cache_groups: number of groups. Layer ``i`` belongs to group ``i % num_kv_cache_groups``, and each
+            group has its own blocks.
+        indexes_kv_by_block_stride: True if the backend steps from block to block by the stride of the view.
     """
 
     kv_cache_dtype: str = "fp8_per_token_head"
@@ -46,7 +50,7 @@ class Scenario:
     indexes_kv_by_block_stride: bool = True
 
     def config(self) -> EngineConfig:
-        """What the connector and the runner look at."""
+        """Return the settings that the connector and the decision use."""
         return EngineConfig(
             kv_cache_dtype=self.kv_cache_dtype,
             kv_cache_layout=self.kv_cache_layout,
@@ -55,7 +59,7 @@ class Scenario:
         )
 
     def decide(self) -> Decision:
-        """Per-layer or cross-layer, and why."""
+        """Decide between one buffer for all layers and one buffer per layer."""
         return use_uniform_kv_cache(self.connector, self.config(), gate=self.gate)
 
     def build(
@@ -66,19 +70,17 @@ class Scenario:
         fill: int = 0,
         decision: Decision | None = None,
     ) -> KVCache:
-        """Allocate a cache for ``num_tokens`` of a model in the split packing, as the decision says.
+        """Allocate a cache in the split packing for ``num_tokens`` tokens, with the layout of the decision.
 
         Args:
-            decision: one that was taken already, so that the connector is not asked again.
+            decision: the result of an earlier :meth:`decide`. Default: decide now.
 
         Raises:
-            ValueError: a block size or a number of tokens or groups below 1, or whatever CacheSpec refuses.
+            ValueError: the block size or a number of tokens or groups is below 1, or CacheSpec raises.
         """
         decision = decision or self.decide()
         if self.block_size < 1 or num_tokens < 1:
-            raise ValueError(
-                f"{num_tokens} tokens in blocks of {self.block_size} cannot be held: both must be at least 1"
-            )
+            raise ValueError(f"num_tokens is {num_tokens} and block_size is {self.block_size}: both must be at least 1")
         spec = CacheSpec(
             num_layers=sizes.num_layers,
             num_blocks=-(-num_tokens // self.block_size) * self.num_kv_cache_groups,
@@ -93,7 +95,7 @@ class Scenario:
     def start(
         self, model: LanguageModel, num_tokens: int, decision: Decision | None = None
     ) -> PagedBackend | GroupedBackend:
-        """A cache for ``num_tokens`` on the model's device, with its scale views carved and filled with 1.0."""
+        """Return a backend with a new cache for ``num_tokens`` on the model's device. All scales are 1.0."""
         cache = self.build(model.config, num_tokens, model.device, decision=decision)
         scales = cache.ensure_scale_caches(self.carve) if cache.spec.is_per_token_head else None
         if self.num_kv_cache_groups == 1:
@@ -111,17 +113,23 @@ SCENARIOS = {
     "both, behind the gate": Scenario(connector=OffloadingConnector(), gate=True),
     "both, views from the strides": Scenario(connector=OffloadingConnector(), carve="strides"),
 }
-"""The runs of the story, by name."""
+"""The scenarios of the notebooks, by name."""
 
 
 def scenario(name: str) -> Scenario:
-    """The scenario of that name. Raises ValueError naming the nearest one."""
+    """Return the scenario with this name. If there is none, raise ValueError with the nearest name."""
     return SCENARIOS[one_of("scenario", name, tuple(SCENARIOS))]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a scenario gave, beside the reference's tokens if there are any."""
+    """The result of one run.
+
+    Args:
+        layout: name of the layout of the allocated cache.
+        generation: the generated answer.
+        reference: token ids of another run to compare with, or ().
+    """
 
     scenario: Scenario
     decision: Decision
@@ -131,7 +139,7 @@ class Outcome:
 
     @property
     def first_wrong(self) -> int | None:
-        """Number of the first token (from 0) that differs from the reference, or None if none does."""
+        """Return the number (from 0) of the first token that differs from the reference, or None if all are equal."""
         pairs = enumerate(zip(self.generation.token_ids, self.reference, strict=False))
         return next((number for number, (ours, theirs) in pairs if ours != theirs), None)
 
@@ -139,11 +147,11 @@ class Outcome:
 def run(
     which: Scenario, model: LanguageModel, prompt: Sequence[int], max_new_tokens: int, reference: Sequence[int] = ()
 ) -> Outcome:
-    """Generate with the model over the cache that a scenario allocates.
+    """Allocate the cache of a scenario, generate an answer, and return the result.
 
     Args:
         prompt: token ids.
-        reference: token ids of a run to compare with.
+        reference: token ids of another run to compare with.
     """
     decision = which.decide()
     backend = which.start(model, len(prompt) + max_new_tokens, decision)
@@ -152,17 +160,19 @@ def run(
 
 
 def first_pass_bytes(which: Scenario, model: LanguageModel, prompt: Sequence[int]) -> Comparison:
-    """Predicted and observed bytes of the first forward pass, over all layers: K and V data, and their scales.
+    """Return the predicted and the observed bytes of the first forward pass: data and scales of all layers.
 
     Raises:
-        ValueError: several KV cache groups, whose tokens lie in different slots, or an empty prompt.
+        ValueError: the scenario has several KV cache groups, or the prompt is empty.
     """
     decision = which.decide()
     if which.num_kv_cache_groups > 1:
-        raise ValueError(f"the bytes of one KV cache group can be compared, not of {which.num_kv_cache_groups}")
+        raise ValueError(
+            f"bytes can be compared for 1 KV cache group only, but the scenario has {which.num_kv_cache_groups}"
+        )
     geometry = which.build(model.config, len(prompt) + 1, "meta", decision=decision)
-    claims = geometry.writers(geometry.carve_scales(which.carve)) if geometry.spec.is_per_token_head else ()
-    views = [view for view in geometry.owners() if view.role == "data"] + list(claims)
+    writers = geometry.writers(geometry.carve_scales(which.carve)) if geometry.spec.is_per_token_head else ()
+    views = [view for view in geometry.owners() if view.role == "data"] + list(writers)
 
     def first_pass(fill: int) -> dict[str, torch.Tensor]:
         cache = which.build(model.config, len(prompt) + 1, model.device, fill, decision)

@@ -1,4 +1,7 @@
-"""Several requests over one cache: blocks from one pool, tokens in turn, prefixes and offloaded blocks used again."""
+"""Serves several requests over one cache. The requests take turns: each turn generates one token.
+
+All requests take their blocks from one pool. A request reuses blocks of its prefix from the cache and from host memory.
+"""
 
 import contextlib
 from collections.abc import Sequence
@@ -13,7 +16,7 @@ from kvviz.engine.offload import Offloader, TransferError, check_pool
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt (token ids) to be answered with at most ``max_new_tokens``."""
+    """A prompt (token ids) and the largest number of tokens in the answer."""
 
     name: str
     prompt: tuple[int, ...]
@@ -22,7 +25,13 @@ class Request:
 
 @dataclass(frozen=True)
 class Served:
-    """An answer, and how many tokens of its prompt were found in the prefix cache and in host memory."""
+    """An answer.
+
+    Args:
+        num_cached_tokens: number of tokens of the prompt that were found in the prefix cache.
+        num_restored_tokens: number of tokens of the prompt that were restored from host memory.
+        blocks: the blocks of the request.
+    """
 
     generation: Generation
     num_cached_tokens: int
@@ -32,15 +41,18 @@ class Served:
 
 @dataclass
 class Engine:
-    """What serves requests: a model, its cache, the scale views of every layer, a block pool, maybe an offloader.
+    """Serves requests with a model and a cache.
 
     Args:
-        chunk: prefill this many tokens a forward pass; default all that are left. With the block size, a prompt whose
-            first blocks were found goes through passes of the same sizes as one that is computed from its beginning,
-            so that both give the same logits to the bit.
+        scales: the scale views of every layer, or None for a mode without scales.
+        pool: the block pool of the cache.
+        offloader: stores full blocks in host memory. None: no offloading.
+        chunk: number of tokens to prefill per forward pass. Default: the whole rest of the prompt. If ``chunk`` is the
+            block size, a prompt with a reused prefix has forward passes of the same sizes as a prompt without. Then
+            the logits are equal to the bit.
 
     Raises:
-        ValueError: a pool of another size than the cache, or an offloader of another cache or pool.
+        ValueError: the pool has another number of blocks than the cache, or the offloader has another cache or pool.
     """
 
     model: LanguageModel
@@ -56,19 +68,19 @@ class Engine:
             self.offloader.cache is not self.cache or self.offloader.pool is not self.pool
         ):
             raise ValueError(
-                "the offloader was built for another cache or another pool: build it with those of this engine"
+                "the offloader has another cache or another pool: build it with the cache and pool of this engine"
             )
 
     def serve(self, requests: Sequence[Request]) -> dict[str, Served]:
-        """Answer requests, a token of each in turn, and leave their blocks free or kept for their prefix.
+        """Answer all requests and return the answers by name.
 
-        Full blocks of prompt and answer are kept in the prefix cache and, with an offloader, stored in host memory.
-
-        Whatever ends this early (an interrupt too) leaves the requests' blocks free, or kept if they were whole.
+        Full blocks of prompt and answer stay in the prefix cache. With an offloader, they are also stored in host
+        memory. All other blocks become free. An error or an interrupt (Ctrl-C) frees the blocks of all requests too.
 
         Raises:
-            BlockError: the cache has not enough blocks for all of them at once, or host memory has no room left.
-            ValueError: a request asks for nothing, two have one name, or a name holds blocks already.
+            BlockError: the cache has too few blocks for all requests together, or host memory is full.
+            ValueError: a prompt is empty, a token is outside the vocabulary, no new token is requested, two requests
+                have one name, or the name of a request holds blocks already.
             TransferError: a block did not arrive.
         """
         self._check(requests)
@@ -79,7 +91,7 @@ class Engine:
                 running = [one for one in running if one.step()]
             return {one.request.name: self._finish(one) for one in started}
         except BaseException:
-            self._give_back(requests)
+            self._free_all(requests)
             raise
 
     def _check(self, requests: Sequence[Request]) -> None:
@@ -88,21 +100,24 @@ class Engine:
             name, size, count = request.name, len(request.prompt), request.max_new_tokens
             if not size or count < 1:
                 raise ValueError(
-                    f"request {name!r} has nothing to do: a prompt of {size} tokens and {count} new tokens; both must "
-                    f"be at least 1"
+                    f"request {name!r} has a prompt of {size} tokens and asks for {count} new tokens: both must be at "
+                    f"least 1"
                 )
             if names.count(name) > 1:
-                raise ValueError(f"{names.count(name)} requests have the name {name!r}: give each its own")
+                raise ValueError(f"{names.count(name)} requests have the name {name!r}: give each request its own name")
             if self.pool.held_by(name):
                 raise ValueError(
-                    f"request {name!r} holds blocks {list(self.pool.held_by(name))} already: free them, or take "
+                    f"request {name!r} holds blocks {list(self.pool.held_by(name))} already: free these blocks, or use "
                     f"another name"
                 )
-            block_hashes(request.prompt, self.cache.spec.block_size)  # says what is no token id
+            try:
+                self.model.check_tokens(request.prompt)
+            except ValueError as error:
+                raise ValueError(f"request {name!r}: {error}") from error
 
-    def _give_back(self, requests: Sequence[Request]) -> None:
+    def _free_all(self, requests: Sequence[Request]) -> None:
         if self.offloader is not None:
-            with contextlib.suppress(TransferError):  # what failed is on its way to the caller
+            with contextlib.suppress(TransferError):  # the caller gets the first error anyway
                 self.offloader.wait_all()
         for request in requests:
             self.pool.free(self.pool.held_by(request.name), request.name)
@@ -111,7 +126,7 @@ class Engine:
         spec = self.cache.spec
         needed = -(-(len(request.prompt) + request.max_new_tokens) // spec.block_size)
         reusable = block_hashes(request.prompt[:-1], spec.block_size)  # the last token's logits are always computed
-        found = self.pool.cached(reusable)  # those that nobody writes or reads now
+        found = self.pool.cached(reusable)
         self.pool.hold(found, request.name)
         fresh = self.pool.allocate(needed - len(found), request.name)
         stored = self._stored(reusable[len(found) :])
@@ -125,7 +140,7 @@ class Engine:
         return _Running(request, backend.blocks, steps, counts)
 
     def _stored(self, hashes: Sequence[str]) -> list[str]:
-        """The longest run of hashes from the first one on that host memory holds."""
+        """Return the hashes up to the first one that is not in host memory."""
         found = []
         for key in hashes:
             if self.offloader is None or key not in self.offloader.stored:
@@ -134,7 +149,10 @@ class Engine:
         return found
 
     def _finish(self, one: "_Running") -> Served:
-        written = [*one.request.prompt, *one.answer[:-1]]  # the last token was never fed back
+        written = [
+            *one.request.prompt,
+            *one.answer[:-1],
+        ]  # the last token is not in the cache, because no forward pass has read it
         hashes = block_hashes(written, self.cache.spec.block_size)
         full = one.blocks[: len(hashes)]
         self.pool.keep(hashes, full)
@@ -146,7 +164,7 @@ class Engine:
 
 
 class _Running:
-    """A request between two of its tokens."""
+    """A request that is being answered."""
 
     def __init__(self, request: Request, blocks: tuple[int, ...], steps, counts: tuple[int, int]) -> None:
         self.request, self.blocks, self.counts, self._steps = request, blocks, counts, steps
@@ -154,7 +172,7 @@ class _Running:
         self.margins: list[float] = []
 
     def step(self) -> bool:
-        """Generate one more token; False when there is none."""
+        """Generate one token. Return False if the answer is complete."""
         token, margin = next(self._steps, (None, None))
         if token is None:
             return False

@@ -1,4 +1,4 @@
-"""Archive: the pages of a report in one zip, to send to people who read them without a network."""
+"""Packs the pages of a report into one zip file, for readers without a network."""
 
 import io
 import os
@@ -6,37 +6,36 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvviz.report.paths import write_whole
+from kvviz.files import write_whole
 
 ENDING = ".zip"
 _FIRST_DAY = (1980, 1, 1, 0, 0, 0)
-"""The date of every file inside: the earliest that a zip knows, so that equal pages give equal archives."""
+"""Date of every packed file: the earliest date of the zip format. With one date, equal pages give equal archives."""
 
 
 def check_archive(path: Path) -> None:
-    """Say before any notebook runs that an archive cannot be written.
+    """Check that an archive can be written to ``path``. The report calls this before the first notebook runs.
 
     Raises:
-        ValueError: the name does not end in ``.zip``, is that of a folder, or its folder cannot be written to.
+        ValueError: the name does not end in ``.zip``, or is the name of a folder, or its folder cannot be written to.
     """
     if path.suffix.lower() != ENDING:
-        raise ValueError(f"{path} does not end in {ENDING}: name the archive so, as in {path.with_suffix(ENDING)}")
+        raise ValueError(f"the name {path} does not end in {ENDING}: try {path.with_suffix(ENDING)}")
     if path.is_dir():
-        raise ValueError(f"{path} is a folder: take it away, or name the archive otherwise")
+        raise ValueError(f"{path} is a folder: remove it, or give the archive another name")
     probe = path.with_name(f".probe.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(probe, b"")
         probe.unlink()
     except OSError as error:
-        raise ValueError(f"{path} cannot be written ({error.strerror or error}): name another folder") from error
+        raise ValueError(f"{path} cannot be written ({error.strerror or error}): choose another folder") from error
 
 
 def write_archive(path: Path, folder: Path, names: Sequence[str]) -> int:
-    """Pack the files ``names`` of ``folder`` into a zip and return its size in bytes.
+    """Pack the files ``names`` of ``folder`` into a zip and return the size of the zip in bytes.
 
-    They lie in one folder, named like the archive, so that unpacking leaves one thing behind. The same pages give
-    the same bytes, and ``path`` is never seen half-written.
+    Inside the zip, the files lie in one folder that has the name of the archive. The same pages give the same bytes.
 
     Raises:
         OSError: a page cannot be read, or the archive cannot be written.

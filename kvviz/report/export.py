@@ -1,7 +1,7 @@
-"""Report: every notebook of a folder is run and becomes a page that needs neither Python nor a network.
+"""Runs every notebook of a folder and writes a report: one HTML page per notebook, and a list of all pages.
 
-A notebook with a cell that raised gets no page and fails the report: a page that lies in the folder afterwards
-ran from top to bottom.
+The pages need neither Python nor a network. If a cell raises, its notebook gets no page, and the report fails.
+So every page in the folder comes from a notebook that ran from top to bottom.
 """
 
 import datetime
@@ -9,37 +9,53 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TextIO
 
 from nbformat import NotebookNode
 
+from kvviz.files import write_whole
 from kvviz.report.archive import check_archive, write_archive
+from kvviz.report.interrupt import Ended, ended_by_signals
 from kvviz.report.notebook import Failure, Notebook, execute, read
 from kvviz.report.page import CUSTOMARY, Entry, Frame, Link, relink, render_index, render_page
-from kvviz.report.paths import shortener, write_whole
+from kvviz.report.paths import shortener
 
 CELL_TIMEOUT_S = 900
+"""Seconds that one cell may take. The longest notebook of the project takes about 150 s on two CPU cores."""
 PLAIN_EVERY_S = 10.0
-"""Without a terminal to rewrite a line on, a line about cells comes at most this often."""
-
-Neighbours = tuple[Link | None, Link | None]
+"""Shortest time in seconds between two lines about cells, if the output is not a terminal."""
+INTERRUPTED = 130
+"""Exit status after Ctrl-C. After another signal, the status is 128 plus the number of the signal."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """What became of a notebook: its outputs, or the failure that stopped it, and the wall time in seconds."""
+    """The result of one notebook.
+
+    Args:
+        seconds: wall time of the run.
+        executed: the notebook with its outputs, or None if it did not run to the end.
+        failure: why the notebook did not run to the end, or None.
+        page_error: why the notebook has no page although it ran, or "".
+    """
 
     notebook: Notebook
     seconds: float
     executed: NotebookNode | None
     failure: Failure | None
+    page_error: str = ""
+
+    @property
+    def has_page(self) -> bool:
+        """Return True if the notebook ran and its page was written."""
+        return self.failure is None and not self.page_error
 
 
 class Progress:
-    """Lines about notebooks and cells: one that rewrites itself on a terminal, a few plain ones elsewhere."""
+    """Prints lines about notebooks and cells. On a terminal, a new line about a cell replaces the line before."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -47,10 +63,11 @@ class Progress:
         self._last = time.monotonic()
 
     def say(self, text: str) -> None:
+        """Print a line that stays."""
         self._write(("\r\x1b[K" if self._terminal else "") + text + "\n")
 
     def cell(self, name: str, number: int, total: int, seconds: float | None) -> None:
-        """A cell has started (``seconds`` None) or is done."""
+        """Print that a cell has started (``seconds`` is None) or is done."""
         text = f"{name} cell {number}/{total} ..." + ("" if seconds is None else f" {seconds:.1f} s")
         if self._terminal:
             self._write(f"\r\x1b[K{text}")
@@ -63,6 +80,27 @@ class Progress:
         self._last = time.monotonic()
 
 
+@dataclass(frozen=True)
+class Report:
+    """What all steps of one report share.
+
+    Args:
+        everything: all notebooks of the folder, in name order.
+        out: the folder of the pages.
+        runs: results by name of the notebook. Each notebook is added when it is done.
+    """
+
+    everything: Sequence[Notebook]
+    out: Path
+    frame: Frame
+    progress: Progress
+    runs: dict[str, Run]
+
+    def with_page(self) -> list[Notebook]:
+        """Return the notebooks that have a page now. A page may come from an earlier report."""
+        return [one for one in self.everything if not one.is_index and (self.out / one.page).is_file()]
+
+
 def main(
     notebooks: Path,
     out: Path,
@@ -71,23 +109,23 @@ def main(
     cell_timeout_s: int = CELL_TIMEOUT_S,
     archive: Path | None = None,
 ) -> int:
-    """Run the notebooks of a folder in name order; write ``out/NAME.html`` for each, and ``out/index.html``.
+    """Run the notebooks of a folder in name order. Write ``out/NAME.html`` for each, and ``out/index.html``.
 
     Args:
-        notebooks: the folder; only read.
-        out: the folder of the pages; made if need be.
-        only: names of notebooks, or beginnings of names ("03"); empty for all.
+        notebooks: the folder. It is only read.
+        out: the folder of the pages. It is made if it does not exist.
+        only: names of notebooks, or beginnings of names ("03"). Empty for all notebooks.
         machine: label to value, shown in the header of every page and in the first lines printed. Customary
             labels: "kernels" (where kernels run: a value with "gpu" in it that does not begin with "interpreter"
-            means a GPU, "interpreter on the CPU" means none), "machine" (GPU or CPU by name, cores; no host
-            name), "torch", "triton", "python", "kvviz" (versions).
+            means a GPU, "interpreter on the CPU" means no GPU), "machine" (GPU or CPU by name, cores, but not the
+            name of the host), "torch", "triton", "python", "kvviz" (versions).
         cell_timeout_s: seconds that one cell may take.
-        archive: a zip of the index and all its pages, written if no notebook failed; None for none.
+        archive: path of a zip with the index and all pages, written if all notebooks have a page. None for no zip.
 
     Returns:
-        0; 1 if a notebook has no page, or there is no archive, which standard error explains; 2 if there was
-        nothing to run, or nowhere to write; 130 if
-        interrupted.
+        0: every notebook has a page. 1: a notebook has no page, or the index or the archive could not be written.
+        2: there was nothing to run, or the folder cannot be written to. 128 plus the number of a signal (130 after
+        Ctrl-C): the report was interrupted. Standard error gives the reason for 1 and 2.
     """
     progress = Progress(sys.stdout)
     try:
@@ -100,18 +138,21 @@ def main(
         print(f"report: {error}", file=sys.stderr)
         return 2
     frame = Frame(Path(notebooks), machine, datetime.date.today().isoformat())
+    report = Report(everything, Path(out), frame, progress, {})
     _announce(chosen, machine, progress)
     try:
-        runs = _run_all(chosen, everything, Path(out), frame, progress, cell_timeout_s)
-    except KeyboardInterrupt:
-        progress.say(f"Interrupted: the pages written so far are in {out}, index.html is as it was before.")
-        return 130
-    status = _conclude(runs, everything, Path(out), frame, progress)
-    return status if archive is None else _pack(Path(archive), status, everything, Path(out), progress)
+        with ended_by_signals():
+            for notebook in chosen:
+                _run_and_publish(notebook, report, cell_timeout_s)
+    except KeyboardInterrupt as interrupt:
+        _conclude(report, len(chosen), "Interrupted. ")
+        return 128 + interrupt.number if isinstance(interrupt, Ended) else INTERRUPTED
+    status = _conclude(report, len(chosen))
+    return status if archive is None else _pack(Path(archive), status, report)
 
 
 def _check_writable(out: Path) -> None:
-    """Make the folder of the pages and write to it, before any notebook spends its minutes.
+    """Make the folder of the pages and write to it, before any notebook runs for minutes.
 
     Raises:
         ValueError: pages cannot be written there.
@@ -122,42 +163,46 @@ def _check_writable(out: Path) -> None:
         _write(probe, "kvviz")
         probe.unlink()
     except OSError as error:
-        raise ValueError(f"{out} cannot be written to ({error.strerror or error}): name another folder") from error
+        raise ValueError(f"{out} cannot be written to ({error.strerror or error}): choose another folder") from error
     if (out / "index.html").is_dir():
-        raise ValueError(f"{out / 'index.html'} is a folder: take it away, the list of pages goes there")
+        raise ValueError(f"{out / 'index.html'} is a folder, but the list of pages needs this name: remove the folder")
 
 
 def _notebooks(folder: Path) -> list[Notebook]:
     if not folder.is_dir():
-        raise ValueError(f"{folder} is not a folder: name the folder that holds the notebooks")
+        raise ValueError(f"{folder} is not a folder: give the folder that contains the notebooks")
     paths = sorted(path for path in folder.glob("*.ipynb") if not path.name.startswith("."))
     if not paths:
-        raise ValueError(f"{folder} holds no .ipynb file: name the folder that holds the notebooks")
+        raise ValueError(f"{folder} contains no .ipynb file: give the folder that contains the notebooks")
     return [read(path) for path in paths]
 
 
 def _chosen(everything: Sequence[Notebook], only: Sequence[str]) -> list[Notebook]:
-    """Those that ``only`` names, in the order of ``everything``; a full name wins over the beginning of others."""
+    """Return the notebooks that ``only`` names, in the order of ``everything``.
+
+    If a word in ``only`` is the full name of a notebook, the word means this notebook alone. Otherwise the word means
+    all notebooks whose names begin with the word.
+    """
     names = [notebook.name for notebook in everything]
     wanted: set[str] = set(() if only else names)
-    for asked in only:
-        stem = asked.removesuffix(".ipynb")
+    for word in only:
+        stem = word.removesuffix(".ipynb")
         found = [stem] if stem in names else [name for name in names if stem and name.startswith(stem)]
         if not found:
-            raise ValueError(f"no notebook is called {asked!r}, nor begins so: there are {', '.join(names)}")
+            raise ValueError(f"no notebook has a name that begins with {word!r}: the names are {', '.join(names)}")
         wanted.update(found)
     return [notebook for notebook in everything if notebook.name in wanted]
 
 
 def _announce(chosen: Sequence[Notebook], machine: Mapping[str, str], progress: Progress) -> None:
-    progress.say(f"Kernels run on: {machine.get('kernels', 'not said')}")
+    progress.say(f"Kernels run on: {machine.get('kernels', 'unknown')}")
     facts = [f"{label} {machine[label]}" for label in CUSTOMARY[1:] if label in machine]
     if facts:
         progress.say(", ".join(facts))
-    silent = [notebook.name for notebook in chosen if _minutes(notebook, machine) is None]
+    without = [notebook.name for notebook in chosen if _minutes(notebook, machine) is None]
     total = sum(_minutes(notebook, machine) or 0 for notebook in chosen)
-    known = f"about {total:g} min by their own word" if len(silent) < len(chosen) else "no time stated"
-    unknown = f" ({', '.join(silent)}: none stated)" if 0 < len(silent) < len(chosen) else ""
+    known = f"about {total:g} min according to their authors" if len(without) < len(chosen) else "no time stated"
+    unknown = f" (no time stated in {', '.join(without)})" if 0 < len(without) < len(chosen) else ""
     progress.say(f"{_count(len(chosen), 'notebook')}, {known}{unknown}")
 
 
@@ -171,61 +216,18 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
-def _run_all(
-    chosen: Sequence[Notebook],
-    everything: Sequence[Notebook],
-    out: Path,
-    frame: Frame,
-    progress: Progress,
-    cell_timeout_s: int,
-) -> dict[str, Run]:
-    """Run and write one after the other; at the end every page, of earlier runs too, leads to those that are there."""
-    runs: dict[str, Run] = {}
-    promised: dict[str, Neighbours] = {}
-    for notebook in chosen:
-        run = _run(notebook, progress, cell_timeout_s)
-        expected = {one.name for one in chosen if one.name not in runs}
-        links = _neighbours(notebook, everything, _standing(everything, runs, expected, out))
-        run = _publish(run, out, frame, links, progress)
-        runs[notebook.name], promised[notebook.name] = run, links
-    standing = _standing(everything, runs, set(), out)
-    for name, run in runs.items():
-        links = _neighbours(run.notebook, everything, standing)
-        if run.executed is not None and links != promised[name]:
-            _write(out / run.notebook.page, render_page(run.executed, run.notebook.title, frame, *links))
-    for notebook in everything:
-        if notebook.name in standing and notebook.name not in runs:
-            _relink(out / notebook.page, _neighbours(notebook, everything, standing))
-    return runs
-
-
-def _relink(page: Path, links: Neighbours) -> None:
-    """Tie a page of an earlier run to the pages that are there now; one that cannot be changed stays as it is."""
-    try:
-        old = page.read_text(encoding="utf-8")
-        if (new := relink(old, *links)) != old:
-            _write(page, new)
-    except (OSError, UnicodeDecodeError) as error:
-        print(f"report: {page} keeps its links to other pages ({error})", file=sys.stderr)
-
-
-def _has_page(notebook: Notebook, out: Path) -> bool:
-    return not notebook.is_index and (out / notebook.page).is_file()
-
-
-def _standing(everything: Sequence[Notebook], runs: Mapping[str, Run], expected: set[str], out: Path) -> set[str]:
-    """Names of notebooks that have a page, or will: run well, still to come, or left from an earlier run."""
-    ran = {name for name, run in runs.items() if run.executed is not None}
-    earlier = {one.name for one in everything if one.name not in runs and _has_page(one, out)}
-    return ran | expected | earlier
-
-
-def _neighbours(notebook: Notebook, everything: Sequence[Notebook], standing: set[str]) -> Neighbours:
-    row = [one for one in everything if one.name in standing or one is notebook]
-    at = row.index(notebook)
-    around = (row[at - 1] if at else None, row[at + 1] if at + 1 < len(row) else None)
-    before, after = (one and Link(one.page, one.title) for one in around)
-    return before, after
+def _run_and_publish(notebook: Notebook, report: Report, cell_timeout_s: int) -> None:
+    """Run a notebook and write its page. If there is no page, remove the page of an earlier report and say why."""
+    progress = report.progress
+    run = _publish(_run(notebook, progress, cell_timeout_s), report)
+    report.runs[notebook.name] = run
+    if run.has_page:
+        return
+    if not notebook.is_index:
+        _remove(report.out / notebook.page)
+    result = "FAILED" if run.failure else "ran"
+    progress.say(f"{notebook.name} {result} after {run.seconds:.1f} s, no page")
+    _explain(run)
 
 
 def _run(notebook: Notebook, progress: Progress, cell_timeout_s: int) -> Run:
@@ -236,34 +238,34 @@ def _run(notebook: Notebook, progress: Progress, cell_timeout_s: int) -> Run:
     return Run(notebook, time.perf_counter() - start, None if failure else executed, failure)
 
 
-def _publish(run: Run, out: Path, frame: Frame, links: Neighbours, progress: Progress) -> Run:
-    """Write the page of a run, or take an older one away and say why; returns the run as it turned out."""
-    notebook, target = run.notebook, out / run.notebook.page
-    if run.failure is None:
-        try:
-            size = _write(target, render_page(run.executed, notebook.title, frame, *links))
-            progress.say(f"{notebook.name} done in {run.seconds:.1f} s, page of {size / 1024:,.0f} KiB")
-            return run
-        except Exception as error:  # the other notebooks still get their pages
-            run = Run(notebook, run.seconds, None, Failure(0, "", f"ran, but no page could be made of it: {error!r}"))
-    if not notebook.is_index:
-        _take_away(target)
-    progress.say(f"{notebook.name} FAILED after {run.seconds:.1f} s, no page")
-    _explain(run)
+def _publish(run: Run, report: Report) -> Run:
+    """Write the page of a notebook that ran. Return the run, with ``page_error`` if the page could not be made."""
+    if run.failure is not None:
+        return run
+    notebook = run.notebook
+    try:
+        text = render_page(run.executed, notebook.title, report.frame, None, None)
+        size = _write(report.out / notebook.page, text)
+    except Exception as error:  # the other notebooks still get their pages
+        return replace(run, page_error=f"{type(error).__name__}: {' '.join(str(error).split())}")
+    report.progress.say(f"{notebook.name} done in {run.seconds:.1f} s, page of {size / 1024:,.0f} KiB")
     return run
 
 
-def _take_away(page: Path) -> None:
-    """Remove a page of an earlier run; one that cannot be removed is named, and stops nothing."""
+def _remove(page: Path) -> None:
+    """Remove the page of an earlier report. If that fails, print why and go on."""
     try:
         page.unlink(missing_ok=True)
     except OSError as error:
-        print(f"report: {page} could not be taken away ({error.strerror or error})", file=sys.stderr)
+        print(f"report: {page} could not be removed ({error.strerror or error})", file=sys.stderr)
 
 
 def _explain(run: Run) -> None:
-    failure = run.failure
-    print(f"report: {run.notebook.path.name}, {failure.where}: {failure.error}", file=sys.stderr)
+    name, failure = run.notebook.path.name, run.failure
+    if failure is None:
+        print(f"report: {name} ran, but no page could be made of it: {run.page_error}", file=sys.stderr)
+        return
+    print(f"report: {name}, {failure.where}: {failure.error}", file=sys.stderr)
     if failure.line:
         print(f"    {failure.line}", file=sys.stderr)
     for line in failure.traceback.splitlines():
@@ -271,50 +273,89 @@ def _explain(run: Run) -> None:
     sys.stderr.flush()
 
 
-def _conclude(
-    runs: Mapping[str, Run], everything: Sequence[Notebook], out: Path, frame: Frame, progress: Progress
-) -> int:
-    failed = [name for name, run in runs.items() if run.failure]
-    seconds = sum(run.seconds for run in runs.values())
-    ran = f"{len(runs) - len(failed)} of {_count(len(runs), 'notebook')} ran, in {seconds:.0f} s"
-    total = f"{ran}; no page for {', '.join(failed)}." if failed else f"{ran}."
-    entries = [_entry(notebook, runs.get(notebook.name), out, frame) for notebook in everything]
-    _write(out / "index.html", render_index(entries, frame, total, _together(everything, frame.machine)))
-    progress.say(f"{total} Open {out / 'index.html'}")
-    return 1 if failed else 0
+def _conclude(report: Report, chosen: int, opening: str = "") -> int:
+    """Link all pages to each other, write the index and print the result. Return the exit status.
+
+    The pages of earlier reports are linked again too: a link to a page that does not exist becomes plain text.
+    """
+    standing = report.with_page()
+    for before, notebook, after in zip([None, *standing], standing, [*standing[1:], None], strict=False):
+        _relink(report.out / notebook.page, _link(before), _link(after), [one.page for one in standing])
+    total = opening + _total(list(report.runs.values()), chosen)
+    status = 0 if all(run.has_page for run in report.runs.values()) else 1
+    index = report.out / "index.html"
+    try:
+        entries = [_entry(notebook, report, notebook in standing) for notebook in report.everything]
+        _write(index, render_index(entries, report.frame, total, _together(report.everything, report.frame.machine)))
+    except Exception as error:  # for example a full disk; the result of the runs must still be printed
+        print(f"report: {index} could not be written: {error}", file=sys.stderr)
+        report.progress.say(total)
+        return 1
+    report.progress.say(f"{total} Open {index}" if standing else f"{total} There is no page to open.")
+    return status
+
+
+def _link(notebook: Notebook | None) -> Link | None:
+    return notebook and Link(notebook.page, notebook.title)
+
+
+def _relink(page: Path, before: Link | None, after: Link | None, pages: Sequence[str]) -> None:
+    """Link a page to the pages that exist now. If the page cannot be changed, print why and go on."""
+    try:
+        old = page.read_text(encoding="utf-8")
+        if (new := relink(old, before, after, pages)) != old:
+            _write(page, new)
+    except (OSError, UnicodeDecodeError) as error:
+        print(f"report: the links of {page} to other pages could not be updated ({error})", file=sys.stderr)
+
+
+def _total(runs: Sequence[Run], chosen: int) -> str:
+    """Return how many of the ``chosen`` notebooks ran, which of them have no page, and why."""
+    ran = [run for run in runs if run.failure is None]
+    seconds = sum(run.seconds for run in runs)
+    total = f"{len(ran)} of {_count(chosen, 'notebook')} ran, in {seconds:.0f} s."
+    failed = [run.notebook.name for run in runs if run.failure]
+    if failed:
+        total += f" No page for {', '.join(failed)}."
+    broken = [run for run in ran if run.page_error]
+    if broken:
+        which = "any of them" if len(broken) == len(ran) > 1 else ", ".join(run.notebook.name for run in broken)
+        total += f" No page could be made of {which} ({broken[0].page_error})."
+    return total
 
 
 def _together(everything: Sequence[Notebook], machine: Mapping[str, str]) -> str:
     reading = sum(notebook.minutes_read or 0 for notebook in everything)
     running = sum(_minutes(notebook, machine) or 0 for notebook in everything)
-    ran = f", and about {running:g} min to run" if running else ""
-    return f"{_count(len(everything), 'notebook')}: about {reading} min to read{ran}."
+    run = f", and about {running:g} min to run" if running else ""
+    return f"{_count(len(everything), 'notebook')}: about {reading} min to read{run}."
 
 
-def _pack(archive: Path, status: int, everything: Sequence[Notebook], out: Path, progress: Progress) -> int:
-    """Write the archive after a report with no failure; returns the status of both."""
+def _pack(archive: Path, status: int, report: Report) -> int:
+    """Write the archive if the report has no failure. Return the exit status of both."""
     if status:
-        print(f"report: {archive} is not written: some notebooks have no page", file=sys.stderr)
+        print(f"report: {archive} was not written, because some notebooks have no page", file=sys.stderr)
         return status
-    pages = [notebook.page for notebook in everything if _has_page(notebook, out)]
+    pages = [notebook.page for notebook in report.with_page()]
     try:
-        size = write_archive(archive, out, ["index.html", *pages])
+        size = write_archive(archive, report.out, ["index.html", *pages])
     except OSError as error:
-        print(f"report: {archive} cannot be written ({error.strerror or error})", file=sys.stderr)
+        print(f"report: {archive} could not be written ({error.strerror or error})", file=sys.stderr)
         return 1
-    progress.say(f"{_count(len(pages), 'page')} and their list in {archive}, {size / 1024:,.0f} KiB")
+    report.progress.say(f"{_count(len(pages), 'page')} and the list of pages are in {archive}, {size / 1024:,.0f} KiB")
     return 0
 
 
-def _entry(notebook: Notebook, run: Run | None, out: Path, frame: Frame) -> Entry:
-    minutes = _minutes(notebook, frame.machine)
-    page = Link(notebook.page, notebook.title) if _has_page(notebook, out) else None
+def _entry(notebook: Notebook, report: Report, has_page: bool) -> Entry:
+    """Return the notebook's entry in the list of pages."""
+    run, short = report.runs.get(notebook.name), shortener(report.frame.folder)
+    minutes = _minutes(notebook, report.frame.machine)
     if run is None:
-        status = "not part of this run" + ("; its page is of an earlier one" if page else "")
+        status = "not run in this report" + ("; the page is from an earlier report" if has_page else "")
     elif run.failure:
-        status = shortener(frame.folder)(f"no page: {run.failure.where}: {run.failure.error}")
+        status = short(f"no page: {run.failure.where}: {run.failure.error}")
     else:
-        status = "ran"
+        status = short(f"ran, but no page could be made: {run.page_error}") if run.page_error else "ran"
     return Entry(
         name=notebook.name,
         title=notebook.title,
@@ -322,12 +363,12 @@ def _entry(notebook: Notebook, run: Run | None, out: Path, frame: Frame) -> Entr
         minutes="no time stated" if minutes is None else f"about {minutes:g} min",
         reading=f"about {notebook.minutes_read} min" if notebook.minutes_read else "",
         seconds=f"measured {run.seconds:.1f} s" if run else "",
-        ran=bool(run and not run.failure),
+        ran=bool(run and run.has_page),
         status=status,
-        link=page,
+        link=_link(notebook) if has_page else None,
     )
 
 
 def _write(path: Path, text: str) -> int:
-    """Write ``text`` so that ``path`` is never seen half-written; returns its size in bytes."""
+    """Write ``text`` to a file as a whole and return the size in bytes."""
     return write_whole(path, text.encode("utf-8"))

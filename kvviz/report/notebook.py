@@ -1,4 +1,4 @@
-"""Notebook: a lesson read from disk, and run from top to bottom by this very Python. Files are only read."""
+"""Reads notebooks from disk and runs them with this Python. A notebook file is never changed."""
 
 import contextlib
 import json
@@ -21,36 +21,39 @@ from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernel
 from nbconvert.filters import strip_ansi
 from nbformat import NotebookNode
 
-from kvviz.report.paths import PACKAGE
+from kvviz.report.paths import KERNEL_FOLDER, KERNEL_TEMPORARY, PACKAGE
 from kvviz.report.prose import Prose, first_paragraph, plain, reading_minutes
 
 OUTPUT_TIMEOUT_S = 60
-"""How long a finished cell may take to deliver its outputs; nbclient's 4 s drop them under load, without a word."""
+"""Seconds that the outputs of a finished cell may take to arrive. With nbclient's default of 4 s, a busy machine loses
+outputs, and no error is reported."""
 
 LONGEST_SOCKET_FOLDER = 80
-"""In characters: the path of a Unix socket has room for about 104."""
+"""Longest folder name, in characters, for the kernel's Unix sockets. The path of a socket can have about 104."""
 
 _MINUTES = re.compile(r"(\d+(?:\.\d+)?)\s*min(?:utes?)?\b")
 _NOT_FOR_KERNELS = ("MPLBACKEND", "PYTHONSTARTUP")
+"""Variables of the caller that would change the outputs of a notebook."""
 
 INDEX = "index"
-"""The list of all pages has this name, so that no notebook may have it, in capitals neither."""
+"""Name of the page that lists all notebooks. No notebook may have this name, in capitals or not."""
 
 Watch = Callable[[int, int, float | None], None]
-"""Told of each cell as (number, total, seconds): when it starts (None) and when it is done."""
+"""A function that is called with (number, total, seconds) when a cell starts (seconds is None) and when it is done."""
 
 
 @dataclass(frozen=True)
 class Notebook:
-    """A notebook as read from disk, outputs dropped.
+    """A notebook as it was read from disk, without outputs.
 
     Args:
         path: the file.
-        node: its content, or None if it cannot be read or run; ``problem`` then says why.
-        title: plain text: the title in the metadata, else the first heading, else the file's name.
+        node: the content, or None if the notebook cannot be read or run. ``problem`` then gives the reason.
+        title: plain text: the title in the metadata, or else the first heading, or else the name of the file.
         promise: the first paragraph, as harmless inline HTML.
-        minutes_cpu, minutes_gpu: what its author says that it takes, or None.
-        minutes_read: what reading it takes, by its own word or counted in words; None if it cannot be read.
+        minutes_cpu, minutes_gpu: minutes that a run takes according to the author, or None.
+        minutes_read: minutes that reading takes, stated by the author or counted in words. None if unreadable.
+        problem: why ``node`` is None, as the rest of a sentence that begins with the name of the file.
     """
 
     path: Path
@@ -64,22 +67,30 @@ class Notebook:
 
     @property
     def name(self) -> str:
+        """Return the name of the file without its ending."""
         return self.path.stem
 
     @property
     def page(self) -> str:
-        """The file name of its page."""
+        """Return the file name of the notebook's page."""
         return f"{self.name}.html"
 
     @property
     def is_index(self) -> bool:
-        """Whether its page would lie where the list of all pages does: then it can have none."""
+        """Return True if the page would have the name of the list of all pages. Such a notebook gets no page."""
         return self.name.lower() == INDEX
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a notebook has no page. ``cell`` counts executed code cells from 1 (0: none had started)."""
+    """Why the run of a notebook stopped.
+
+    Args:
+        cell: number of the code cell that stopped the run, counted from 1. 0: no cell had started.
+        line: first line of the cell.
+        error: the error in one line.
+        traceback: the traceback as plain text, or "".
+    """
 
     cell: int
     line: str
@@ -88,39 +99,41 @@ class Failure:
 
     @property
     def where(self) -> str:
+        """Return the place of the failure in words."""
         return f"code cell {self.cell}" if self.cell else "before its first cell"
 
 
 def read(path: Path) -> Notebook:
-    """Read a notebook; a file that is none, or has the name of the index, is returned with its ``problem`` in words."""
+    """Read a notebook. If the file is not a notebook, or is called index, ``problem`` gives the reason."""
     if path.stem.lower() == INDEX:
-        return Notebook(path, None, path.stem, problem="its page would be the list of all pages: rename the notebook")
+        problem = "would have the same page as the list of all pages: rename the notebook"
+        return Notebook(path, None, path.stem, problem=problem)
     try:
         return _described(path, _parse(path))
-    except Exception as error:  # a malformed file may raise anything, and must not stop the others
-        return Notebook(path, None, path.stem, problem=f"cannot be read as a notebook: {_said(error)}")
+    except Exception as error:  # a malformed file can raise any exception, and the other notebooks must still run
+        return Notebook(path, None, path.stem, problem=f"cannot be read as a notebook: {_message(error)}")
 
 
 def _described(path: Path, node: NotebookNode) -> Notebook:
-    prose, said = Prose(path.parent), node.metadata.get("kvviz", {})
+    prose, stated = Prose(path.parent), node.metadata.get("kvviz", {})
     bodies = [prose.render(cell.source, cell.get("attachments")) for cell in _opening(node)]
-    title = said.get("title") or (plain(prose.headings[0].html) if prose.headings else path.stem)
+    title = stated.get("title") or (plain(prose.headings[0].html) if prose.headings else path.stem)
     promise = next(filter(None, map(first_paragraph, bodies)), "")
     in_words = _MINUTES.search(plain(bodies[0])) if bodies else None
-    minutes = [_number(said.get(key), in_words) for key in ("minutes_cpu", "minutes_gpu")]
+    minutes = [_number(stated.get(key), in_words) for key in ("minutes_cpu", "minutes_gpu")]
     return Notebook(path, node, str(title), promise, *minutes, reading_minutes([cell.source for cell in node.cells]))
 
 
 def execute(notebook: Notebook, watch: Watch, cell_timeout_s: int) -> tuple[NotebookNode, Failure | None]:
-    """Run a readable notebook in its folder and return it with its outputs, and the failure that stopped it.
+    """Run a readable notebook in its folder. Return the notebook with its outputs, and the failure or None.
 
-    A cell tagged ``raises-exception`` may raise. The kernel is ``sys.executable``, whatever kernels are installed;
-    its settings and its files live in a temporary folder.
+    A cell tagged ``raises-exception`` may raise. The kernel is ``sys.executable``, even if other kernels are
+    installed. The kernel's settings and temporary files lie in a private folder, which is removed at the end.
     """
     node, cell, number = deepcopy(notebook.node), None, 0
     try:
         with _kernel(node, notebook.path.parent, cell_timeout_s) as client:
-            todo = [(index, cell) for index, cell in enumerate(node.cells) if _runs(cell)]
+            todo = [(index, cell) for index, cell in enumerate(node.cells) if _is_run(cell)]
             for number, (index, cell) in enumerate(todo, 1):  # noqa: B007
                 _run_cell(client, cell, index, number, len(todo), watch)
     except (CellExecutionError, CellTimeoutError, DeadKernelError, RuntimeError) as error:
@@ -140,7 +153,7 @@ def _failure(error: Exception, cell: NotebookNode | None, number: int, cell_time
     if isinstance(error, CellExecutionError):
         return Failure(number, line, f"{error.ename}: {strip_ansi(error.evalue)}", _traceback(cell))
     if isinstance(error, CellTimeoutError):
-        return Failure(number, line, f"not done after {cell_timeout_s} s: give it less to do, or allow more time")
+        return Failure(number, line, f"not done after {cell_timeout_s} s: make the cell do less, or allow more time")
     if isinstance(error, DeadKernelError):
         return Failure(number, line, "the kernel died: out of memory, or a crash in native code")
     hint = f"is ipykernel installed for {sys.executable}?" if not number else "no traceback"
@@ -153,14 +166,19 @@ def _traceback(cell: NotebookNode) -> str:
 
 
 def _parse(path: Path) -> NotebookNode:
+    """Return the content of a notebook file, without outputs.
+
+    Raises:
+        Exception: the file is not a notebook. The class of the exception depends on what is wrong.
+    """
     raw = json.loads(path.read_text(encoding="utf-8"))
     version = raw.get("nbformat") if isinstance(raw, dict) else None
     if version != 4:
-        raise ValueError(f"nbformat is {version}, and 4 is needed: open it in JupyterLab and save it again")
+        raise ValueError(f"nbformat is {version}, but must be 4: open the file in JupyterLab and save it again")
     _check_shape(raw)
     seen: set[str] = set()
     for number, cell in enumerate(raw["cells"]):
-        if cell.get("id") in seen | {None}:  # else nbformat would make up a random one
+        if cell.get("id") in seen | {None}:  # without an id, nbformat would choose a random one
             cell["id"] = f"cell-{number}"
         seen.add(cell["id"])
         if cell.get("cell_type") == "code":
@@ -172,24 +190,28 @@ def _parse(path: Path) -> NotebookNode:
 
 
 def _check_shape(raw: dict) -> None:
-    """Everything on which this module relies before, and beyond, what nbformat validates."""
+    """Check everything that this module needs and that nbformat does not check, or checks too late.
+
+    Raises:
+        ValueError: the sentence names the wrong part.
+    """
     cells, metadata = raw.get("cells"), raw.get("metadata")
     if not isinstance(cells, list) or not all(isinstance(cell, dict) for cell in cells):
-        raise ValueError("its cells are not a list of objects")
+        raise ValueError("'cells' must be a list of objects")
     if not isinstance(metadata, dict) or not isinstance(metadata.get("kvviz", {}), dict):
-        raise ValueError("its metadata, or the entry kvviz therein, is not an object")
+        raise ValueError("'metadata' and 'metadata.kvviz' must be objects")
     if not all(isinstance(cell.get("id"), str | None) for cell in cells):
-        raise ValueError("a cell has an id that is no text")
+        raise ValueError("the id of a cell must be text")
 
 
-def _said(error: Exception) -> str:
+def _message(error: Exception) -> str:
     if isinstance(error, RecursionError):
-        return "it is nested too deeply"
+        return "the file is nested too deeply"
     return _first_line(str(error)) or type(error).__name__
 
 
 def _opening(node: NotebookNode) -> list[NotebookNode]:
-    """The markdown before the first code."""
+    """Return the markdown cells before the first code cell."""
     first_code = next((at for at, cell in enumerate(node.cells) if cell.cell_type == "code"), len(node.cells))
     return [cell for cell in node.cells[:first_code] if cell.cell_type == "markdown"]
 
@@ -200,10 +222,10 @@ def _number(stated: object, in_words: re.Match | None) -> float | None:
     return float(in_words.group(1)) if in_words else None
 
 
-def _runs(cell: NotebookNode) -> bool:
-    return (
-        cell.cell_type == "code" and bool(cell.source.strip()) and "skip-execution" not in cell.metadata.get("tags", [])
-    )
+def _is_run(cell: NotebookNode) -> bool:
+    """Return True for a code cell with content that is not tagged ``skip-execution``."""
+    skipped = "skip-execution" in cell.metadata.get("tags", [])
+    return cell.cell_type == "code" and bool(cell.source.strip()) and not skipped
 
 
 def _first_line(text: str) -> str:
@@ -211,17 +233,19 @@ def _first_line(text: str) -> str:
 
 
 class _ThisPython(KernelSpecManager):
-    """Whatever kernel is asked for, it is the Python that runs now."""
+    """Starts the Python that runs now, for every kernel name."""
 
     def get_kernel_spec(self, kernel_name: str) -> KernelSpec:
+        """Return the command that starts a kernel in this Python."""
         argv = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
         return KernelSpec(argv=argv, name=kernel_name, display_name="Python", language="python")
 
 
 @contextlib.contextmanager
 def _kernel(node: NotebookNode, folder: Path, cell_timeout_s: int) -> Iterator[NotebookClient]:
-    """A client with a running kernel. It is stopped at the end, after Ctrl-C too."""
-    with tempfile.TemporaryDirectory(prefix="kvviz-", ignore_cleanup_errors=True) as private:
+    """Yield a client with a running kernel. At the end, also after Ctrl-C, stop the kernel and remove its files."""
+    with tempfile.TemporaryDirectory(prefix=KERNEL_FOLDER, ignore_cleanup_errors=True) as private:
+        (Path(private) / KERNEL_TEMPORARY).mkdir()
         manager = AsyncKernelManager(
             kernel_name="python3",
             kernel_spec_manager=_ThisPython(),
@@ -241,15 +265,19 @@ def _kernel(node: NotebookNode, folder: Path, cell_timeout_s: int) -> Iterator[N
         with client.setup_kernel(cleanup_kc=True, env=_environment(private, os.environ)):
             try:
                 yield client
-            except BaseException:  # Ctrl-C too: whatever a cell is still doing, nobody waits for it
+            except BaseException:  # after Ctrl-C too: do not wait for the cell that is still running
                 client.shutdown_kernel = "immediate"
                 raise
 
 
 def _environment(private: str, outside: Mapping[str, str]) -> dict[str, str]:
-    """Variables of a kernel: those outside, less what would change outputs; ``import kvviz`` finds this one."""
+    """Return the variables of a kernel: the caller's variables without those that would change the outputs.
+
+    The kernel imports this copy of kvviz, and its temporary files go into the folder ``private``.
+    """
     inside = {name: value for name, value in outside.items() if name not in _NOT_FOR_KERNELS}
     inside |= {"IPYTHONDIR": private, "COLUMNS": "100", "PYTHONHASHSEED": outside.get("PYTHONHASHSEED", "0")}
+    inside["TMPDIR"] = os.path.join(private, KERNEL_TEMPORARY)
     home = str(PACKAGE.parent)
     if home not in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
         inside["PYTHONPATH"] = os.pathsep.join(filter(None, [home, outside.get("PYTHONPATH")]))

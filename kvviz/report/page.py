@@ -1,11 +1,11 @@
-"""Page: an executed notebook as one HTML file that asks the network for nothing, and the list of such pages.
+"""Makes one HTML file from an executed notebook, and the list of all such pages. The files need no network.
 
-Nothing is executed here and no clock is read: the same outputs and the same :class:`Frame` give the same bytes.
+This module runs no code cell and reads no clock. The same outputs and the same :class:`Frame` give the same bytes.
 """
 
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,21 +19,20 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_markdown_cell
 
 from kvviz.report.paths import shortener
-from kvviz.report.prose import Prose, reading_minutes
+from kvviz.report.prose import Prose, link_pages, reading_minutes
 from kvviz.report.workshop import SOLUTION, hole, solved, tagged
 
 TEMPLATE = Path(__file__).resolve().parent / "template"
 CUSTOMARY = ("kernels", "machine", "torch", "triton", "python", "kvviz")
-"""The labels of a machine, in the order in which a page shows them; others follow."""
+"""Labels of a machine in the order in which a page shows them. Other labels follow."""
 
-LIVE = "A live control stands here in JupyterLab: open the notebook to move it."
+LIVE = "In JupyterLab, an interactive control stands here. Open the notebook to use it."
 _WIDGET = "application/vnd.jupyter.widget-view+json"
 _SHOWN = ("text/html", "text/markdown", "text/latex", "image/svg+xml", "image/png", "image/jpeg", "text/plain")
-_LEADING_AWAY = re.compile(r"<(?:meta|base)(?=[\s/>\x00])[^>]*>?", re.IGNORECASE)
-"""Tags of an output that move the whole page elsewhere, or its links."""
+_META_OR_BASE = re.compile(r"<(?:meta|base)(?=[\s/>\x00])[^>]*>?", re.IGNORECASE)
+"""Tags that would lead the reader, or all links of the page, to another place. They are removed from outputs."""
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]{6,}(?=>)")
-
-
+"""Address in Python's default text of an object. The address differs in every run."""
 _STEPS = re.compile(r'<nav aria-label="([^"]*)" class="kvr-steps">.*?</nav>', re.DOTALL)
 
 
@@ -46,17 +45,18 @@ class Link:
 
     @property
     def href(self) -> str:
+        """Return the file name as a URL."""
         return quote(self.name)
 
 
 @dataclass(frozen=True)
 class Frame:
-    """What surrounds every page of one run.
+    """What all pages of one report show around their text.
 
     Args:
-        folder: the notebooks' folder; local pictures come from it, and its path is kept out of the pages.
+        folder: the notebooks' folder. Local pictures come from this folder, and its path is removed from the pages.
         machine: label to value, see :data:`CUSTOMARY`.
-        date: the day of the run, ISO 8601: the only clock of a page.
+        date: the day of the report, ISO 8601. A page shows no other date or time.
     """
 
     folder: Path
@@ -65,7 +65,7 @@ class Frame:
 
     @property
     def facts(self) -> tuple[tuple[str, str], ...]:
-        """``machine`` in the order in which it is shown, paths shortened."""
+        """Return the labels and values of ``machine`` in the order of a page, with shortened paths."""
         short = shortener(self.folder)
         labels = [label for label in CUSTOMARY if label in self.machine]
         labels += [label for label in self.machine if label not in CUSTOMARY]
@@ -74,9 +74,16 @@ class Frame:
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of the list of pages. ``promise`` is harmless inline HTML, everything else plain text.
+    """One entry in the list of pages. ``promise`` is harmless inline HTML. All other fields are plain text.
 
-    ``minutes`` and ``reading`` say how long running and reading it takes.
+    Args:
+        promise: the first paragraph of the notebook.
+        minutes: how long a run takes according to the author.
+        reading: how long reading takes.
+        seconds: how long the run of this report took.
+        ran: True if the notebook ran in this report and has a page.
+        status: the result in words.
+        link: the page, or None if there is no page.
     """
 
     name: str
@@ -90,13 +97,24 @@ class Entry:
     link: Link | None
 
 
-def render_page(executed: NotebookNode, title: str, frame: Frame, before: Link | None, after: Link | None) -> str:
-    """Return the page of an executed notebook, with links to the pages ``before`` and ``after`` it.
+def render_page(
+    executed: NotebookNode,
+    title: str,
+    frame: Frame,
+    before: Link | None,
+    after: Link | None,
+    pages: Collection[str] = (),
+) -> str:
+    """Return the HTML page of an executed notebook.
 
-    Exercises are shown as they are given; their solutions, and what checks say of these, are folded away.
+    An exercise is shown with its hole. The solution is folded, and so is the output of the check of the solution.
+
+    Args:
+        before, after: the pages of the notebooks before and after this one.
+        pages: file names of the pages that exist. A link in prose to any other file becomes plain text.
 
     Raises:
-        ValueError: a solution is not marked as :mod:`kvviz.report.workshop` says.
+        ValueError: a solution is not marked as :mod:`kvviz.report.workshop` requires.
         nbconvert.filters.markdown_mistune.InvalidNotebook: a picture attached to a cell is missing.
     """
     notebook, prose = deepcopy(executed), Prose(frame.folder)
@@ -112,22 +130,28 @@ def render_page(executed: NotebookNode, title: str, frame: Frame, before: Link |
     facts = (("to read", reading), *frame.facts)
     around = {"before": before, "after": after, "headings": prose.headings, "facts": facts, "date": frame.date}
     body, _ = _exporter().from_notebook_node(notebook, resources={"inlining": {"css": []}, "kvviz": around})
-    return body
+    return link_pages(body, pages)
 
 
-def relink(page: str, before: Link | None, after: Link | None) -> str:
-    """Return ``page``, as :func:`render_page` made it at some time, with links to other neighbours; else unchanged."""
+def relink(page: str, before: Link | None, after: Link | None, pages: Collection[str] = ()) -> str:
+    """Return a page of :func:`render_page` with other neighbours and other ``pages``. Any other text stays as it is."""
     parts = Environment(loader=FileSystemLoader(TEMPLATE)).get_template("parts.html.j2").module
-    return _STEPS.sub(lambda found: _quotes(str(parts.steps(before, after, found[1]))), page)
+    steps = _STEPS.sub(lambda found: _quotes(str(parts.steps(before, after, found[1]))), page)
+    return link_pages(steps, pages)
 
 
 def _quotes(html: str) -> str:
-    """Quotes in text as nbconvert leaves them; addresses have none."""
+    """Return ``html`` with plain quotes in its text, as nbconvert writes them. Links contain no quotes."""
     return html.replace("&#39;", "'").replace("&#34;", '"')
 
 
 def render_index(entries: Sequence[Entry], frame: Frame, total: str, together: str) -> str:
-    """Return the list of pages; ``total`` is a sentence about the run, ``together`` one about the minutes of all."""
+    """Return the list of pages.
+
+    Args:
+        total: sentences about the result of the report.
+        together: a sentence about the minutes of all notebooks.
+    """
     loader = FileSystemLoader(TEMPLATE)
     template = Environment(loader=loader, autoescape=True, undefined=StrictUndefined).get_template("pages.html.j2")
     css = Markup((TEMPLATE / "report.css").read_text(encoding="utf-8"))
@@ -138,8 +162,8 @@ def render_index(entries: Sequence[Entry], frame: Frame, total: str, together: s
 
 
 def _exporter() -> HTMLExporter:
-    quiet = logging.getLogger(__name__)  # nbconvert grumbles about pictures in outputs that have no description
-    quiet.setLevel(logging.ERROR)
+    quiet = logging.getLogger(__name__)
+    quiet.setLevel(logging.ERROR)  # nbconvert warns about each picture without a description in an output
     return HTMLExporter(
         template_name=TEMPLATE.name,
         extra_template_basedirs=[str(TEMPLATE.parent)],
@@ -149,7 +173,7 @@ def _exporter() -> HTMLExporter:
 
 
 def _with_holes(cell: NotebookNode) -> list[NotebookNode]:
-    """A cell as it is, or a solution's cell as its hole and its folded solution."""
+    """Return the cell. For the cell of a solution, return the cell with a hole, and the solution folded."""
     if cell.cell_type != "code" or not tagged(cell, SOLUTION):
         return [cell]
     folded = f"<details><summary>A solution</summary>\n\n```python\n{solved(cell.source)}\n```\n\n</details>"
@@ -158,7 +182,10 @@ def _with_holes(cell: NotebookNode) -> list[NotebookNode]:
 
 
 def _presentable(outputs: Sequence, prose: Prose, short: Callable[[str], str]) -> list[NotebookNode]:
-    """``outputs`` without what a page cannot show or must not tell; live controls leave one note a cell."""
+    """Return ``outputs`` without private paths and without what a page cannot show.
+
+    If a cell has interactive controls, one note replaces all of them.
+    """
     kept = [_presentable_data(output, prose, short) if "data" in output else output for output in outputs]
     for output in kept:
         if "text" in output:
@@ -180,8 +207,8 @@ def _presentable_data(output: NotebookNode, prose: Prose, short: Callable[[str],
         if kind in data:
             data[kind] = _ADDRESS.sub(" at 0x…", short(data[kind]))
     for kind in ("text/html", "image/svg+xml"):
-        if kind in data:  # a space in its place, so that what is left cannot close up to such a tag
-            data[kind] = _LEADING_AWAY.sub(" ", data[kind])
+        if kind in data:  # a space, so that the text before and after cannot join into a new <meta> or <base> tag
+            data[kind] = _META_OR_BASE.sub(" ", data[kind])
     return NotebookNode({**output, "data": NotebookNode(data)})
 
 

@@ -1,4 +1,4 @@
-"""Paths: those of this machine are shortened in text that travels; and files are written whole or not at all."""
+"""Shortens the paths of this machine in text that other people will read."""
 
 import os
 import re
@@ -9,20 +9,29 @@ from collections.abc import Callable
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1]
+KERNEL_FOLDER = "kvviz-"
+"""Beginning of the name of a kernel's private folder. :mod:`tempfile` adds eight random characters."""
+KERNEL_TEMPORARY = "tmp"
+"""Name of the folder for temporary files inside a kernel's private folder."""
 
 _KERNEL_FILE = re.compile(r"(?<![^\s'\"<>])[^\s'\"<>]*ipykernel_\d+[/\\]\d+\.py")
-"""It is looked for once a word, from the word's beginning: without that, long words take quadratic time."""
+"""File name that a kernel gives to a cell. The match starts only at the beginning of a word: a search that starts at
+every character of a long word takes quadratic time."""
+_KERNEL_TEMPORARY = re.compile(rf"\btmp([/\\]){KERNEL_FOLDER}\w{{8}}[/\\]{KERNEL_TEMPORARY}\b")
 _BEFORE = r"(^|[^\w+/.~-]|\x1b\[[\d;]*m)"
-"""What may stand before a path: not base64 and not the middle of another path; a colour code may."""
+"""Text that may stand before a path. A colour code may. Base64 may not, and the middle of another path may not."""
 _AFTER = r"(?:([/\\])|(?![\w-]|\.\w))"
 
 
 def shortener(folder: Path) -> Callable[[str], str]:
-    """A function that takes the paths of this machine out of a text.
+    """Return a function that shortens the paths of this machine in a text.
 
-    ``folder`` becomes its own name, the folder that holds ``kvviz`` vanishes (``kvviz/cache/spec.py`` stays),
-    Python's folders and the temporary one become their names, the home folder ``~``, and the file names that a
-    kernel gives to cells (they hold a process id) become ``cell``.
+    - ``folder`` becomes the name of the folder.
+    - The folder that holds ``kvviz`` is removed: ``kvviz/cache/spec.py`` stays.
+    - The folders of Python become ``python`` and ``site-packages``.
+    - The folders for temporary files become ``tmp``.
+    - The home folder becomes ``~``.
+    - The file names that a kernel gives to cells become ``cell``, because they contain a process id.
     """
     names = _names(folder)
     longest_first = sorted(names, key=lambda prefix: (-len(prefix), prefix))
@@ -33,11 +42,11 @@ def shortener(folder: Path) -> Callable[[str], str]:
         name = names[prefix]
         return before + (name + (slash or "") if name else "" if slash else ".")
 
-    return lambda text: pattern.sub(short, _KERNEL_FILE.sub("cell", text))
+    return lambda text: _KERNEL_TEMPORARY.sub("tmp", pattern.sub(short, _KERNEL_FILE.sub("cell", text)))
 
 
 def _names(folder: Path) -> dict[str, str]:
-    """What each folder of this machine is called; paths under the home folder also as ``~/...``."""
+    """Map each folder of this machine to its short name. Paths in the home folder are also listed as ``~/...``."""
     libraries = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages()]
     known = [(Path.home(), "~"), (Path(tempfile.gettempdir()), "tmp"), (PACKAGE.parent, "")]
     known += [(Path(os.__file__).parent, "python"), *((Path(one), "site-packages") for one in libraries)]
@@ -45,18 +54,3 @@ def _names(folder: Path) -> dict[str, str]:
     names = {str(form): name for path, name in known for form in (path, path.resolve()) if len(form.parts) > 1}
     home = f"{Path.home()}/"
     return names | {f"~/{path.removeprefix(home)}": name for path, name in names.items() if path.startswith(home)}
-
-
-def write_whole(path: Path, data: bytes) -> int:
-    """Write ``data`` so that ``path`` is never seen half-written; returns its size in bytes.
-
-    Raises:
-        OSError: it cannot be written; what was there before stays.
-    """
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        part.write_bytes(data)
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
-    return len(data)

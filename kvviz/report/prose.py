@@ -1,15 +1,17 @@
-"""Prose: markdown as HTML that needs no script and no network.
+"""Converts markdown to HTML that needs no script and no network.
 
-Math becomes MathML, headings get anchors that are unique on a page, pictures are carried inside the page, and
-HTML that is not on a short list of harmless tags is shown as text. Knows no template and runs nothing.
+- Formulas become MathML.
+- Each heading gets an id that is unique on the page.
+- Pictures are stored inside the page.
+- HTML tags that are not on a short list of harmless tags are shown as text.
 """
 
 import html
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 from xml.etree import ElementTree
 
 import bleach
@@ -26,17 +28,25 @@ TAGS = INLINE_TAGS | {
 }
 # fmt: on
 _OPEN, _CLOSE = "\ue000", "\ue001"
+"""Characters around the number of a held fragment. Both belong to Unicode's private use area, so no text needs them."""
 _HELD = re.compile(f"{_OPEN}(\\d+){_CLOSE}")
 _LINK_TAG = re.compile(r"</?a\b[^>]*>")
-WORDS_A_MINUTE = 150
-"""How fast prose with code in it is read."""
+_START_OF_LINK = re.compile(r"""<a((?: [\w-]+=(?:"[^"]*"|'[^']*'))*)>""")
+_HREF = re.compile(r""" href=(?:"([^"]*)"|'([^']*)')""")
+_ELSEWHERE = re.compile(r"[a-z][a-z0-9+.-]*:|[#/]", re.IGNORECASE)
+"""Beginning of a link that does not lead to a file of the same folder: a scheme, an id, or a path from the root."""
+_PAGE_LINK = re.compile(r'<a class="kvr-to" (?:href|data-to)="([^"]*)">')
+"""Link to another file of the folder. ``data-to`` keeps the target of a link that is shown as plain text."""
+
+WORDS_PER_MINUTE = 150
+"""Assumed reading speed for prose with code. Silent reading of easy prose is at about 240 words per minute."""
 _TO_READ = re.compile(r"(\d+)\s(?:min(?:utes?)?\s)?to\sread\b")
 _FIRST_PARAGRAPH = re.compile(r"<p>(.*?)</p>", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Heading:
-    """A heading of a page: its level (1 to 6), the id that it carries, and its text as harmless inline HTML."""
+    """A heading of a page: the level (1 to 6), the id, and the text as harmless inline HTML."""
 
     level: int
     anchor: str
@@ -44,10 +54,10 @@ class Heading:
 
 
 class Prose:
-    """Renders the markdown of one page and remembers its headings, in order.
+    """Converts the markdown of one page, and collects the headings of the page in order.
 
     Args:
-        folder: where local pictures are looked up; a picture outside of it is named, not shown.
+        folder: the folder of local pictures. A picture outside this folder is named, but not shown.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -56,16 +66,17 @@ class Prose:
         self._anchors: set[str] = set()
 
     def render(self, source: str, attachments: Mapping | None = None, listed: bool = True) -> str:
-        """Return ``source`` as HTML; ``listed=False`` keeps its headings out of :attr:`headings`."""
-        renderer = _Renderer(self.anchor, path=str(self.folder), attachments=dict(attachments or {}))
+        """Return ``source`` as HTML. With ``listed=False``, its headings are not added to :attr:`headings`."""
+        renderer = _Renderer(self._anchor, path=str(self.folder), attachments=dict(attachments or {}))
         source = source.replace(_OPEN, "").replace(_CLOSE, "")
-        body = renderer.fill(_clean(MarkdownWithMath(renderer=renderer, block=_Blocks()).render(source)))
+        cleaned = _clean(MarkdownWithMath(renderer=renderer, block=_Blocks()).render(source))
+        body = renderer.fill(_mark_page_links(cleaned))
         if listed:
             self.headings += [Heading(level, anchor, renderer.inline(text)) for level, anchor, text in renderer.seen]
         return body
 
-    def anchor(self, text: str) -> str:
-        """An id for a heading: spaces become dashes as in Jupyter, and a second one of the same text ends in -2."""
+    def _anchor(self, text: str) -> str:
+        """Return an id for a heading. As in Jupyter, spaces become dashes. A second heading of this text gets -2."""
         base = quote(text.strip().replace(" ", "-"), safe="?/:@!$()*+,;=") or "section"
         anchor, count = base, 1
         while anchor in self._anchors:
@@ -76,46 +87,75 @@ class Prose:
 
 
 def plain(fragment: str) -> str:
-    """The text of an HTML fragment, on one line."""
+    """Return the text of an HTML fragment, on one line."""
     return " ".join(html.unescape(re.sub(r"<[^>]*>", "", fragment)).split())
 
 
 def reading_minutes(sources: Sequence[str]) -> int:
-    """Whole minutes, at least 1, that reading a notebook's cells takes.
+    """Return how many whole minutes it takes to read the cells of a notebook, at least 1.
 
-    What its first cell says ("20 to read"), else counted in words of prose and code; outputs are not counted.
+    If the first cell states the minutes ("20 to read"), they are taken. Otherwise the words of prose and code are
+    counted. Outputs are not counted.
     """
     stated = _TO_READ.search(sources[0]) if sources else None
-    counted = sum(len(source.split()) for source in sources) / WORDS_A_MINUTE
+    counted = sum(len(source.split()) for source in sources) / WORDS_PER_MINUTE
     return max(1, int(stated.group(1)) if stated else round(counted))
 
 
 def first_paragraph(body: str) -> str:
-    """The inner HTML of the first paragraph of rendered prose, without links; "" if there is none."""
+    """Return the inner HTML of the first paragraph without links, or "" if ``body`` has no paragraph."""
     found = _FIRST_PARAGRAPH.search(body)
     return _LINK_TAG.sub("", found.group(1)) if found else ""
 
 
+def link_pages(body: str, pages: Collection[str]) -> str:
+    """Return HTML in which a link to another file of the folder works if ``pages`` contains the file.
+
+    All other such links become plain text. The text keeps its target, so a later call can make it a link again.
+    Links to the web and links within the page stay as they are.
+    """
+
+    def link(found: re.Match) -> str:
+        name = unquote(found[1].partition("#")[0])
+        return f'<a class="kvr-to" {"href" if name in pages else "data-to"}="{found[1]}">'
+
+    return _PAGE_LINK.sub(link, body)
+
+
+def _mark_page_links(body: str) -> str:
+    """Return ``body`` with the class ``kvr-to`` in each link to a file of the folder. A notebook becomes its page."""
+
+    def mark(found: re.Match) -> str:
+        href = _HREF.search(found[1])
+        target = html.unescape(href[1] or href[2] or "") if href else ""
+        if not target or _ELSEWHERE.match(target):
+            return found[0]
+        url = re.sub(r"\.ipynb(?=#|$)", ".html", unquote(target))
+        return f'<a class="kvr-to" href="{quote(url, safe="/#?=:@!$()*+,;")}">'
+
+    return _START_OF_LINK.sub(mark, body)
+
+
 def mathml(latex: str, display: str) -> str:
-    """``latex`` as MathML, ``display`` "inline" or "block"; what cannot be converted is shown as its source."""
+    """Return ``latex`` as MathML. ``display`` is "inline" or "block". If the conversion fails, return the source."""
     try:
         element = convert_to_element(_in_known_words(latex.strip()), display=display)
-    except Exception:  # the converter has no error class of its own: unknown input ends in any of Python's
+    except Exception:  # the converter defines no error class: bad input can raise any Python exception
         return f"<code>{html.escape(latex.strip())}</code>"
-    for part in element.iter():  # its texts are half escaped: undo that, so that serialising escapes all of it once
+    for part in element.iter():  # some texts are escaped already, and serialising would escape them twice
         part.text = html.unescape(part.text) if part.text else part.text
     return ElementTree.tostring(element, encoding="unicode")
 
 
 def _in_known_words(latex: str) -> str:
-    """``latex`` with environments and escapes that the converter misreads put in words that it knows."""
+    """Replace environments and escapes that the converter does not support by equivalents that it supports."""
     latex = re.sub(r"\\(begin|end)\{align(ed|\*)?\}", r"\\\1{align*}", latex)
     latex = re.sub(r"\\(begin|end)\{gather(ed|\*)?\}", r"\\\1{matrix}", latex)
     return re.sub(r"\\text[a-z]*\{[^{}]*\}", lambda text: re.sub(r"\\([_%&#$])", r"\1", text.group()), latex)
 
 
 class _Blocks(MathBlockParser):
-    """Display math starts a line; `$$` further on, in a code span say, opens no block."""
+    """Accepts display math only at the start of a line. A `$$` inside a line, for example in code, starts no block."""
 
     SPECIFICATION = {
         **MathBlockParser.SPECIFICATION,
@@ -124,51 +164,63 @@ class _Blocks(MathBlockParser):
 
 
 class _Renderer(IPythonRenderer):
-    """Mistune's renderer with MathML held back behind tokens, so that cleaning never sees it."""
+    """Converts parsed markdown to HTML. MathML is replaced by numbered tokens, because :func:`_clean` would remove it.
 
-    def __init__(self, anchor, **options) -> None:
+    Args:
+        anchor: returns an id for the text of a heading.
+    """
+
+    def __init__(self, anchor: Callable[[str], str], **options) -> None:
         super().__init__(escape=False, embed_images=True, **options)
-        self._anchor = anchor
+        self._anchor_of = anchor
         self._held: list[str] = []
         self.seen: list[tuple[int, str, str]] = []
 
     def hold(self, fragment: str) -> str:
+        """Keep an HTML fragment and return a token for it."""
         self._held.append(fragment)
         return f"{_OPEN}{len(self._held) - 1}{_CLOSE}"
 
     def fill(self, text: str) -> str:
+        """Return ``text`` with all tokens replaced by their fragments."""
         return _HELD.sub(lambda token: self._held[int(token.group(1))], text)
 
     def inline(self, text: str) -> str:
+        """Return the HTML of a heading with harmless inline tags only."""
         return self.fill(bleach.clean(_LINK_TAG.sub("", text), tags=INLINE_TAGS, attributes={}))
 
     def inline_math(self, body: str) -> str:
+        """Return a token for a formula inside a line."""
         return self.hold(mathml(body, "inline"))
 
     def block_math(self, body: str) -> str:
+        """Return a token for a formula on its own line."""
         return self.hold(f'<span class="kvr-math">{mathml(body, "block")}</span>')
 
     def latex_environment(self, name: str, body: str) -> str:
+        """Return a token for a LaTeX environment."""
         return self.block_math(f"\\begin{{{name}}}{body}\\end{{{name}}}")
 
     def heading(self, text: str, level: int, **attrs) -> str:
-        anchor = self._anchor(plain(_HELD.sub("", text)))
+        """Return a heading with an id and a link to itself."""
+        anchor = self._anchor_of(plain(_HELD.sub("", text)))
         self.seen.append((level, anchor, text))
         quoted = html.escape(anchor)
         return f'<h{level} id="{quoted}">{text}<a class="anchor-link" href="#{quoted}">¶</a></h{level}>\n'
 
     def block_html(self, html: str) -> str:
+        """Return HTML between paragraphs as it is. :func:`_clean` removes harmful tags later."""
         return html + "\n"
 
     def inline_html(self, html: str) -> str:
+        """Return HTML inside a line as it is. :func:`_clean` removes harmful tags later."""
         return html
 
-    def link(self, text: str, url: str, title: str | None = None) -> str:
-        """A link to another notebook of the folder leads to its page."""
-        return super().link(text, re.sub(r"^([^:/?#]+)\.ipynb(?=#|$)", r"\1.html", url), title)
-
     def image(self, text: str, url: str, title: str | None = None) -> str:
-        """A picture travels inside the page; one that cannot is named, and linked if it lies on the web."""
+        """Return a picture that is stored inside the page. If that is impossible, return the name of the picture.
+
+        The name of a picture on the web is a link.
+        """
         data = self._embed_image_or_attachment(url)
         if data.startswith("data:image/"):
             return f'<img src="{html.escape(data)}" alt="{html.escape(plain(text))}">'
@@ -177,6 +229,7 @@ class _Renderer(IPythonRenderer):
 
 
 def _clean(body: str) -> str:
+    """Return ``body`` with harmless tags only. Other tags are escaped, so the page shows them as text."""
     return bleach.clean(
         body,
         tags=TAGS,

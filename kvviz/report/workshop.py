@@ -1,21 +1,24 @@
-"""Workshop: notebooks that hold solutions become the participants' copies, with holes, and the instructor's.
+"""Makes copies of notebooks for a workshop: with holes for participants, and with solutions for the instructor.
 
-A code cell tagged ``solution`` holds what a reader is to write, once, between two comments::
+A notebook of the project contains each solution once, in a code cell tagged ``solution``, between two comments::
 
     def third(byte):
         # solution
         return byte // 3
         # end of solution
 
-In place of these lines a participant finds a hole: how many lines they were, and ``return ...``. A cell tagged
-``check`` says in one sentence that ``...`` is no solution, or what is wrong with one. Markdown cells tagged
-``solution`` tell what a solution shows; the others, hints among them, are in both copies.
+In the participants' copy, a hole replaces these lines: a comment with the number of lines, and ``return ...``.
+
+A code cell tagged ``check`` comes after the solution. The check raises an error with one sentence if the answer is
+still ``...``, or if the answer is wrong.
+
+A markdown cell tagged ``solution`` explains a solution, so only the instructor's copy contains this cell. All other
+markdown cells, also hints, are in both copies.
 """
 
 import ast
 import json
 import re
-import shutil
 import sys
 import textwrap
 from copy import deepcopy
@@ -24,25 +27,27 @@ from pathlib import Path
 import nbformat
 from nbformat import NotebookNode
 
+from kvviz.files import write_whole
 from kvviz.report.notebook import read
 
 SOLUTION, CHECK, MAY_RAISE = "solution", "check", "raises-exception"
+"""Tags of cells. Jupyter runs the next cell after an error if the cell has the tag ``raises-exception``."""
 
 _SOLVED = re.compile(r"^([ \t]*)# solution\n(.*?)^[ \t]*# end of solution$", re.MULTILINE | re.DOTALL)
 _MARKS = re.compile(r"^[ \t]*# (?:end of )?solution\n?", re.MULTILINE)
 
 
 def tagged(cell: NotebookNode, tag: str) -> bool:
-    """Whether a cell has a tag."""
+    """Return True if a cell has the tag."""
     return tag in cell.metadata.get("tags", [])
 
 
 def hole(source: str) -> str:
-    """The source of a ``solution`` cell as a participant gets it.
+    """Return the source of a ``solution`` cell with a hole in place of each solution.
 
     Raises:
-        ValueError: the marking comments do not come in pairs, or a solution does not end in ``name = value`` or
-            ``return value``, so that nothing could stay open.
+        ValueError: the two comments do not come in pairs, or a solution does not end in ``name = value`` or
+            ``return value``.
     """
     made, count = _SOLVED.subn(_hole, source)
     if not count or _MARKS.search(made):
@@ -51,7 +56,7 @@ def hole(source: str) -> str:
 
 
 def solved(source: str) -> str:
-    """The source of a ``solution`` cell without the marking comments."""
+    """Return the source of a ``solution`` cell without the two comments."""
     return _MARKS.sub("", source).rstrip("\n")
 
 
@@ -64,20 +69,20 @@ def _hole(found: re.Match) -> str:
     elif isinstance(last, ast.Assign) and isinstance(last.targets[0], ast.Name):
         start = f"{last.targets[0].id} ="
     else:
-        raise ValueError(f"a solution ends in 'name = value' or 'return value', not so: {body.strip()!r}")
+        raise ValueError(f"a solution must end in 'name = value' or 'return value', but this one is: {body.strip()!r}")
     size = f"{len(lines)} line{'s' * (len(lines) > 1)}"
     return f"{indent}# your code here (about {size})\n{indent}{start} {_open(last.value)}"
 
 
 def _open(value: ast.expr | None) -> str:
-    """Three dots; for a dict, three dots for each of its values."""
+    """Return three dots. For a dict, return the dict with three dots in place of each value."""
     if isinstance(value, ast.Dict):
         return "{" + ", ".join(f"{json.dumps(ast.literal_eval(key))}: ..." for key in value.keys) + "}"
     return "..."
 
 
 def participants(node: NotebookNode) -> NotebookNode:
-    """The copy with holes. What were ``check`` cells may raise, so that "run all" goes on behind them."""
+    """Return the copy with holes. A ``check`` cell may raise, so "Run All" also runs the cells after the check."""
     made = deepcopy(node)
     made.cells = [cell for cell in made.cells if cell.cell_type == "code" or not tagged(cell, SOLUTION)]
     for cell in made.cells:
@@ -85,20 +90,20 @@ def participants(node: NotebookNode) -> NotebookNode:
             cell.source = hole(cell.source)
         if tagged(cell, CHECK):
             cell.metadata.tags.append(MAY_RAISE)
-    return _plain(made)
+    return _without_tags(made)
 
 
 def instructor(node: NotebookNode) -> NotebookNode:
-    """The copy with solutions, without the marking comments."""
+    """Return the copy with solutions, without the comments around them."""
     made = deepcopy(node)
     for cell in made.cells:
         if cell.cell_type == "code" and tagged(cell, SOLUTION):
             cell.source = solved(cell.source)
-    return _plain(made)
+    return _without_tags(made)
 
 
-def _plain(copy: NotebookNode) -> NotebookNode:
-    """A copy without the tags from which it was derived: it is a notebook like any other."""
+def _without_tags(copy: NotebookNode) -> NotebookNode:
+    """Remove the tags ``solution`` and ``check``, and return the copy."""
     for cell in copy.cells:
         if "tags" in cell.metadata:
             cell.metadata.tags = [tag for tag in cell.metadata.tags if tag not in (SOLUTION, CHECK)]
@@ -108,38 +113,52 @@ def _plain(copy: NotebookNode) -> NotebookNode:
 def main(notebooks: Path, out: Path) -> int:
     """Write ``out/participants`` and ``out/instructor``: a copy of each notebook of a folder, and its data files.
 
-    Files that are there already and say something else are somebody's work: then nothing is written.
+    A file that exists already and has other content may be somebody's work. If there is such a file, this function
+    writes nothing.
 
     Returns:
-        0; 2 if nothing was written for that reason, which standard error explains.
+        0, or 2 if nothing was written. Standard error gives the reason for 2.
 
     Raises:
-        ValueError: a notebook cannot be read, or has a solution without marks.
+        ValueError: a notebook cannot be read, or a solution has no comments around it.
         OSError: a file cannot be read or written.
     """
     made = _copies(notebooks)
-    changed = [name for name, text in made.items() if (out / name).exists() and (out / name).read_text("utf-8") != text]
+    changed = [name for name, data in made.items() if _differs(out / name, data)]
     if changed:
+        number, first = len(changed), out / changed[0]
+        which = f"{first} exists" if number == 1 else f"{number} files exist (the first is {first})"
         print(
-            f"workshop: {len(changed)} of {len(made)} copies are there already and differ, {out / changed[0]} first. "
-            f"Nothing was written, since that may be work: move {out} away, or name another folder with --out.",
+            f"workshop: {which} and may contain somebody's work, so nothing was written. "
+            f"Move {out} to another place, or choose another folder with --out.",
             file=sys.stderr,
         )
         return 2
-    for name, text in made.items():
+    for name, data in made.items():
         (out / name).parent.mkdir(parents=True, exist_ok=True)
-        (out / name).write_text(text, encoding="utf-8")
-    for path in sorted(notebooks.glob("*.json")):
-        for kind in ("participants", "instructor"):
-            shutil.copyfile(path, out / kind / path.name)
-    holes = sum(text.count("# your code here (about ") for text in made.values())
-    told = f"{out / 'participants'} with {holes} holes, {out / 'instructor'} with the solutions"
-    print(f"{len(made) // 2} notebooks: {told}")
+        write_whole(out / name, data)
+    lessons = sum(name.endswith(".ipynb") for name in made) // 2
+    holes = sum(data.count(b"# your code here (about ") for data in made.values())
+    print(
+        f"{_count(lessons, 'notebook')}: {out / 'participants'} with {_count(holes, 'hole')}, "
+        f"{out / 'instructor'} with the solutions"
+    )
     return 0
 
 
-def _copies(notebooks: Path) -> dict[str, str]:
-    """Path below the folder of copies to content, for every notebook of a folder."""
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
+def _differs(path: Path, data: bytes) -> bool:
+    """Return True if something exists at ``path`` that is not a file with the content ``data``."""
+    if path.is_file():
+        return path.read_bytes() != data
+    return path.is_symlink() or path.exists()
+
+
+def _copies(notebooks: Path) -> dict[str, bytes]:
+    """Map paths below the folder of copies to contents: two copies of each notebook and of each ``.json`` file."""
     made = {}
     for path in sorted(notebooks.glob("*.ipynb")):
         lesson = read(path)
@@ -147,9 +166,12 @@ def _copies(notebooks: Path) -> dict[str, str]:
             raise ValueError(f"{path.name} {lesson.problem}")
         try:
             for kind, copy in (("participants", participants), ("instructor", instructor)):
-                made[f"{kind}/{path.name}"] = nbformat.writes(copy(lesson.node)) + "\n"
+                made[f"{kind}/{path.name}"] = (nbformat.writes(copy(lesson.node)) + "\n").encode("utf-8")
         except ValueError as error:
             raise ValueError(f"{path.name}: {error}") from error
     if not made:
-        raise ValueError(f"{notebooks} holds no .ipynb file: name the folder that holds the notebooks")
+        raise ValueError(f"{notebooks} contains no .ipynb file: give the folder that contains the notebooks")
+    for path in sorted(notebooks.glob("*.json")):
+        for kind in ("participants", "instructor"):
+            made[f"{kind}/{path.name}"] = path.read_bytes()
     return made

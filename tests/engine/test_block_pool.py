@@ -1,14 +1,15 @@
-"""Block ids: each has one holder, prefixes are found again, and what is in flight stays where it is."""
+"""Tests of the block pool: a block has one holder, prefixes are found again, blocks in flight are not handed out."""
 
 import random
 
+import numpy as np
 import pytest
 
 from kvviz.engine.block_pool import BlockError, BlockPool, block_hashes
 
 
 def assert_whole(pool: BlockPool) -> None:
-    """Each block is free, held, or kept only: once; and a block is known by one hash at most."""
+    """Assert that each block is free, held or only kept, and has at most one hash."""
     kept = list(pool._prefix.values())
     assert len(set(kept)) == len(kept)
     only_kept = [block for block in kept if block not in pool._holder]
@@ -75,12 +76,20 @@ def kept_in_flight() -> BlockPool:
 @pytest.mark.parametrize(
     ("pool", "call", "said"),
     [
-        (BlockPool(3), lambda p: p.allocate(4, "a"), "request 'a' needs 4 blocks and the cache has 3: shorten"),
-        (in_flight(), lambda p: p.allocate(3, "b"), "request 'b' needs 3 blocks and 2 of 3 are free"),
+        (BlockPool(3), lambda p: p.allocate(4, "a"), "request 'a' needs 4 blocks, but the cache has 3: shorten"),
+        (in_flight(), lambda p: p.allocate(3, "b"), "request 'b' needs 3 blocks, but 2 of 3 are free"),
         (in_flight(), lambda p: p.free([0], "a"), "block 0 is in flight: wait for its transfer"),
-        (in_flight(), lambda p: p.free([1], "a"), "request 'a' frees block 1, which nobody holds"),
-        (in_flight(), lambda p: p.free([0], "b"), "request 'b' frees block 0, which request 'a' holds"),
-        (in_flight(), lambda p: p.hold([0], "b"), "block 0 is held by request 'a': request 'b' would write the same"),
+        (in_flight(), lambda p: p.free([1], "a"), "request 'a' cannot free block 1, because nobody holds this block"),
+        (
+            in_flight(),
+            lambda p: p.free([0], "b"),
+            "request 'b' cannot free block 0, because request 'a' holds this block",
+        ),
+        (
+            in_flight(),
+            lambda p: p.hold([0], "b"),
+            "block 0 is held by request 'a': request 'b' would write to the same",
+        ),
         (kept_in_flight(), lambda p: p.reset_prefix_cache(), r"blocks \[0\] are in flight"),
     ],
 )
@@ -91,13 +100,13 @@ def test_mistakes_are_sentences_and_change_nothing(pool, call, said):
     assert pool.num_free_blocks == free
 
 
-def test_an_order_that_is_none():
+def test_an_order_must_name_each_block_once():
     with pytest.raises(BlockError, match="each of the blocks 0 to 2 once"):
         BlockPool(3, order=[0, 0, 1])
 
 
 def kept() -> BlockPool:
-    """Blocks 0 and 1 are kept, 2 is held, 3 and 4 are free."""
+    """Return a pool in which blocks 0 and 1 are kept, 2 is held, 3 and 4 are free."""
     pool = BlockPool(5)
     pool.keep(("x", "y"), pool.allocate(2, "a"))
     pool.allocate(1, "b")
@@ -108,21 +117,21 @@ def kept() -> BlockPool:
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda p: p.allocate(-1, "c"), "request 'c' asks for -1 blocks: ask for an integer of at least 0"),
+        (lambda p: p.allocate(-1, "c"), "request 'c' asks for -1 blocks, but must ask for an integer of at least 0"),
         (lambda p: p.allocate(1.5, "c"), "request 'c' asks for 1.5 blocks"),
         (lambda p: p.allocate(True, "c"), "request 'c' asks for True blocks"),
-        (lambda p: p.allocate(5, "c"), "request 'c' needs 5 blocks and 4 of 5 are free: finish or preempt"),
+        (lambda p: p.allocate(5, "c"), "request 'c' needs 5 blocks, but 4 of 5 are free: wait until another"),
         (lambda p: p.hold([0, 3], "c"), "block 3 is not kept for a prefix: request 'c' must allocate it"),
         (lambda p: p.hold(iter([0, 2]), "c"), "block 2 is held by request 'b'"),
-        (lambda p: p.hold([0, 7], "c"), "block 7 is none of the pool's 0 to 4"),
-        (lambda p: p.hold([0, 0], "c"), "block 0 is given twice"),
-        (lambda p: p.free([2, 2], "b"), "block 2 is given twice"),
-        (lambda p: p.free([2, -1], "b"), "block -1 is none of the pool's 0 to 4"),
-        (lambda p: p.free([3], None), "request None frees block 3, which nobody holds"),
-        (lambda p: p.keep(["z", "w"], [2]), "2 hashes cannot name 1 blocks"),
-        (lambda p: p.keep(["z", "w"], [2, 2]), "block 2 is given twice"),
+        (lambda p: p.hold([0, 7], "c"), "block 7 does not exist: valid blocks are 0 to 4"),
+        (lambda p: p.hold([0, 0], "c"), "block 0 is named twice"),
+        (lambda p: p.free([2, 2], "b"), "block 2 is named twice"),
+        (lambda p: p.free([2, -1], "b"), "block -1 does not exist: valid blocks are 0 to 4"),
+        (lambda p: p.free([3], None), "request None cannot free block 3, because nobody holds this block"),
+        (lambda p: p.keep(["z", "w"], [2]), "there are 2 hashes for 1 block: give one hash per block"),
+        (lambda p: p.keep(["z", "w"], [2, 2]), "block 2 is named twice"),
         (lambda p: p.keep(["z", "w"], [2, 0]), "block 0 is kept for the prefix x... and cannot hold w... too"),
-        (lambda p: p.keep(["z"], [5]), "block 5 is none of the pool's 0 to 4"),
+        (lambda p: p.keep(["z"], [5]), "block 5 does not exist: valid blocks are 0 to 4"),
     ],
 )
 def test_a_hostile_call_changes_nothing(call, said):
@@ -134,7 +143,7 @@ def test_a_hostile_call_changes_nothing(call, said):
     assert_whole(pool)
 
 
-def test_nothing_can_be_asked_for_and_given_back():
+def test_zero_blocks_can_be_allocated_and_freed():
     pool = kept()
     assert pool.allocate(0, "c") == () and pool.cached(()) == ()
     for call in (pool.free, pool.hold):
@@ -163,7 +172,7 @@ def test_a_free_block_in_flight_is_not_given_away():
     pool = BlockPool(3)
     pool.in_flight.add(1)
     assert pool.num_free_blocks == 2 and pool.allocate(2, "a") == (0, 2)
-    with pytest.raises(BlockError, match="needs 1 blocks and 0 of 3 are free"):
+    with pytest.raises(BlockError, match="needs 1 block, but 0 of 3 are free"):
         pool.allocate(1, "b")
     pool.in_flight.clear()
     assert pool.allocate(1, "b") == (1,)
@@ -186,7 +195,7 @@ def test_nothing_is_reset_while_a_held_block_is_in_flight():
 
 
 @pytest.mark.parametrize("count", [0, -1, 2.0, True, "3"])
-def test_a_pool_of_no_blocks(count):
+def test_a_pool_must_have_a_block(count):
     with pytest.raises(BlockError, match="num_blocks must be an integer of at least 1"):
         BlockPool(count)
 
@@ -194,15 +203,30 @@ def test_a_pool_of_no_blocks(count):
 @pytest.mark.parametrize(
     ("tokens", "size", "said"),
     [
-        ([1, -2], 1, "token 1 is -2: token ids are integers from 0 on"),
+        ([1, -2], 1, "token 1 is -2: a token id must be an integer of at least 0"),
         ([1.5, 2], 1, "token 0 is 1.5"),
         ([1, 2], 0, "block_size must be at least 1, not 0"),
         ([1, 2], -2, "block_size must be at least 1, not -2"),
     ],
 )
-def test_what_has_no_hash(tokens, size, said):
+def test_tokens_without_a_hash(tokens, size, said):
     with pytest.raises(ValueError, match=said):
         block_hashes(tokens, size)
+
+
+def test_numpy_integers_are_integers():
+    pool, three = BlockPool(np.int64(3), order=np.array([2, 0, 1])), np.int32(3)
+    blocks = pool.allocate(three, "a")
+    assert blocks == (2, 0, 1) and {type(block) for block in (*blocks, pool.num_blocks)} == {int}
+    pool.keep(("x",), np.array([2]))
+    pool.free(np.array([0, 2]), "a")
+    pool.hold(np.array([2]), "b")
+    assert pool.held_by("b") == (2,) and type(pool.held_by("b")[0]) is int
+    assert block_hashes(np.array([1, 2, 3]), 2) == block_hashes([1, 2, 3], 2)
+    for block in (np.int64(3), np.int64(-1), np.float64(1), np.bool_(True)):
+        with pytest.raises(BlockError, match="does not exist"):
+            pool.check([block])
+    assert_whole(pool)
 
 
 def test_any_order_of_calls_leaves_the_pool_whole():

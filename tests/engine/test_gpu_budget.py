@@ -1,4 +1,4 @@
-"""The share of a GPU that a process keeps, against a GPU that is made up; at the end against a real one."""
+"""Tests of the GPU memory limit, with a fake GPU, and in the last test with a real GPU."""
 
 import subprocess
 import sys
@@ -19,7 +19,7 @@ GIB = 1 << 30
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """A GPU of 8 GiB with 3 free, of which this process holds 512 MiB and uses 400."""
+    """A fake GPU of 8 GiB. 3 GiB are free, this process has reserved 512 MiB and uses 400 MiB of them."""
     made = SimpleNamespace(fraction=1.0, free=3 * GIB, total=8 * GIB, held=512 << 20, used=400 << 20, emptied=0)
 
     def empty():
@@ -40,16 +40,16 @@ def gpu(monkeypatch):
     return made
 
 
-def test_a_gib_is_kept_and_said(gpu):
+def test_the_default_limit_is_one_gib(gpu):
     said = gpu_budget.keep()
     assert gpu.fraction == 1 / 8
     assert said == (
-        "Kernels run on: NVIDIA Made Up. This process takes at most 1 of its 8.0 GiB, beside the CUDA context."
+        "Kernels run on: NVIDIA Made Up. This process uses at most 1 of its 8.0 GiB, besides the CUDA context."
     )
 
 
 @pytest.mark.parametrize(("gib", "fraction"), [(0.5, 1 / 16), (8, 1.0), (100, 1.0)])
-def test_another_budget_and_never_more_than_there_is(gpu, gib, fraction):
+def test_another_limit_is_at_most_the_whole_gpu(gpu, gib, fraction):
     gpu_budget.keep(gib)
     assert gpu.fraction == fraction
 
@@ -57,12 +57,12 @@ def test_another_budget_and_never_more_than_there_is(gpu, gib, fraction):
 def test_without_triton_a_notebook_goes_on_as_far_as_it_can(monkeypatch):
     monkeypatch.setattr(gpu_budget.importlib.util, "find_spec", lambda name: None)
     assert gpu_budget.keep().startswith("Triton is not installed, and the kernels need it.")
-    assert gpu_budget.release() == "No GPU memory was taken."
+    assert gpu_budget.release() == "No GPU memory was used."
 
 
 @pytest.mark.parametrize("gib", [0, -1, float("nan")])
-def test_no_budget_is_refused(gib):
-    with pytest.raises(ValueError, match=f"more than 0 GiB, and is {gib}"):
+def test_a_limit_must_be_positive(gib):
+    with pytest.raises(ValueError, match=f"gib must be more than 0, but is {gib}"):
         gpu_budget.keep(gib)
 
 
@@ -70,12 +70,12 @@ def test_without_a_gpu_nothing_is_limited(monkeypatch):
     monkeypatch.setattr(gpu_budget, "device", lambda: torch.device("cpu"))
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", None)
     assert "interpreter on the CPU" in gpu_budget.keep()
-    assert gpu_budget.release() == "No GPU memory was taken."
+    assert gpu_budget.release() == "No GPU memory was used."
 
 
-def test_release_gives_back_and_says_what_is_left(gpu):
+def test_release_frees_memory_and_returns_the_rest(gpu):
     gpu.held = 34 << 20
-    assert gpu_budget.release().startswith("34 MiB of GPU memory are still held beside the CUDA context")
+    assert gpu_budget.release().startswith("34 MiB of GPU memory are still in use, besides the CUDA context")
     assert gpu.emptied == 1
 
 
@@ -84,7 +84,7 @@ def test_exhausted_memory_is_one_sentence_with_the_numbers(gpu):
     with pytest.raises(MemoryError) as caught, gpu_budget.within():
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate ...")
     said = str(caught.value)
-    assert "holds 512 MiB of at most 1,024 MiB, and 3,072 of the GPU's 8,192 MiB are free" in said
+    assert "uses 512 MiB of at most 1,024 MiB, and 3,072 of the GPU's 8,192 MiB are free" in said
     assert "TRITON_INTERPRET=1" in said and "\n" not in said
 
 
@@ -104,7 +104,7 @@ def test_a_forward_pass_that_exhausts_memory_says_so(gpu):
 
 
 def test_a_cache_may_take_what_is_left_of_the_share(gpu):
-    """Of the share of 1,024 MiB, 400 are used; what is held and unused can be used again."""
+    """Of the limit of 1,024 MiB, 400 are used. Memory that is reserved but unused can be used again."""
     gpu_budget.keep()
     check_fits(624 << 20, "cuda")
     with pytest.raises(MemoryError, match=f"cuda has {624 << 20} bytes free"):
@@ -115,17 +115,17 @@ def test_a_cache_may_take_what_is_left_of_the_share(gpu):
         check_fits((212 << 20) + 1, "cuda:0")
 
 
-def test_a_released_model_is_gone_for_everybody():
+def test_a_released_model_cannot_be_used():
     model: LanguageModel = tiny_model()
     model.release()
     for use in (lambda: model.device, lambda: model.forward(torch.zeros(1, dtype=torch.int64), torch.zeros(1), None)):
-        with pytest.raises(RuntimeError, match=r"was released, .* load it again with load\(\)"):
+        with pytest.raises(RuntimeError, match=r"was released, .* load it again with load_model\(\)"):
             use()
 
 
 ON_A_GPU = """if True:
     import torch
-    from kvviz.engine import budget
+    from kvviz.engine import gpu_budget
     from kvviz.cache.buffers import allocate
     from kvviz.cache.spec import CacheSpec
     print(gpu_budget.keep())
@@ -147,10 +147,10 @@ ON_A_GPU = """if True:
 
 @pytest.mark.gpu
 def test_a_real_gpu_keeps_the_budget():
-    """In a process of its own: a limit is for good."""
+    """Run in another process, because a limit cannot be removed."""
     done = subprocess.run([sys.executable, "-c", ON_A_GPU], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     kept, exhausted, refused, released = done.stdout.splitlines()
-    assert "at most 1 of its" in kept and "holds 900 MiB of at most 1,024 MiB" in exhausted
+    assert "at most 1 of its" in kept and "uses 900 MiB of at most 1,024 MiB" in exhausted
     assert refused.startswith("the cache needs 209715200 bytes and cuda has ")
-    assert released.startswith("0 MiB of GPU memory are still held")
+    assert released.startswith("0 MiB of GPU memory are still in use")

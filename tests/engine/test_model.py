@@ -1,8 +1,9 @@
-"""The language model: its tokenizer, its forward pass, and greedy generation over the reference backend."""
+"""Tests of the language model: tokenizer, forward pass, and greedy generation with the reference backend."""
 
 from dataclasses import replace
 from functools import lru_cache
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,6 +14,7 @@ from kvviz.engine.generate import Generation, PagedBackend, PlainBackend, genera
 from kvviz.engine.model import LanguageModel, ModelConfig, load_model
 from kvviz.engine.scenarios import QUESTION
 from kvviz.engine.weights import ModelMissingError
+from tests.engine.tiny import VOCABULARY, tiny_model
 from tests.kernels.reference import attention_reference
 
 SIZES = ModelConfig(30, 9, 3, 64, 100_000.0, 1e-5)
@@ -26,7 +28,7 @@ def load_once() -> LanguageModel:
 
 @lru_cache
 def plain_run(dtype: torch.dtype, count: int) -> Generation:
-    """What the model says to QUESTION over ordinary tensors of that dtype."""
+    """Return the answer to QUESTION with K and V in ordinary tensors of that dtype."""
     return generate(load_once(), PlainBackend(dtype), PROMPT, count)
 
 
@@ -36,7 +38,7 @@ def model(model_path) -> LanguageModel:
 
 
 def bare() -> LanguageModel:
-    """A model without weights: only its sizes are there."""
+    """Return a model with sizes and almost no weights."""
     return LanguageModel(SIZES, {"output_norm.weight": torch.zeros(1)}, None, 2)
 
 
@@ -82,20 +84,20 @@ def test_special_tokens_are_single_and_left_out_of_the_text(model):
 
 @pytest.mark.parametrize("question", ["", "  ", "\n\t"])
 def test_an_empty_question_is_refused(question):
-    with pytest.raises(ValueError, match="the prompt is empty"):
+    with pytest.raises(ValueError, match="the question is empty"):
         bare().encode(question)
 
 
-def test_a_missing_file_is_a_sentence(tmp_path, monkeypatch):
+def test_a_missing_file_is_reported(tmp_path, monkeypatch):
     pytest.importorskip("gguf")
     monkeypatch.setenv("KVVIZ_CACHE", str(tmp_path))
     with pytest.raises(ModelMissingError, match="is absent: run kvviz fetch"):
         load_model()
 
 
-def test_a_file_that_splits_text_otherwise_is_refused(model_path, monkeypatch):
-    monkeypatch.setattr(model_module, "DIGITS_THEN_BYTES", "another")
-    with pytest.raises(ValueError, match="splits text by 'smollm', not by 'another'"):
+def test_a_file_with_another_tokenizer_is_refused(model_path, monkeypatch):
+    monkeypatch.setattr(model_module, "SPLITTING", "another")
+    with pytest.raises(ValueError, match="uses the tokenizer splitting 'smollm', but kvviz supports only 'another'"):
         load_model("cpu")
 
 
@@ -167,22 +169,22 @@ def test_generation_ends_at_the_stop_token(model, monkeypatch):
 @pytest.mark.parametrize(
     ("prompt", "count", "said"),
     [
-        ([], 5, "a prompt of 0 tokens and 5 new"),
-        ([1, 2, 3], 0, "a prompt of 3 tokens and 0 new"),
-        ([1, 2], -1, "2 tokens and -1 new"),
+        ([], 5, "the prompt has 0 tokens, and max_new_tokens is 5"),
+        ([1, 2, 3], 0, "the prompt has 3 tokens, and max_new_tokens is 0"),
+        ([1, 2], -1, "2 tokens, and max_new_tokens is -1"),
     ],
 )
-def test_nothing_to_do_is_refused(prompt, count, said):
+def test_an_empty_request_is_refused(prompt, count, said):
     with pytest.raises(ValueError, match=said):
         generate(bare(), PlainBackend(), prompt, count)
 
 
 @pytest.mark.parametrize(("prompt", "count"), [(30, 3), (1, 32), (33, 1)])
-def test_what_the_cache_has_no_room_for_is_refused(prompt, count):
+def test_a_request_that_does_not_fit_is_refused(prompt, count):
     cache = allocate(CacheSpec(1, 4, 16, 3, 64, "bfloat16"), "NHD", "meta")
     backend = PagedBackend(cache, None, blocks=(3, 1))
     assert (backend.max_tokens, PagedBackend(cache, None).max_tokens) == (32, 64)
-    with pytest.raises(ValueError, match=f"{prompt} tokens and {count} are to be generated.* room for 32"):
+    with pytest.raises(ValueError, match=f"{prompt} tokens and {count} will be generated.* room for 32"):
         generate(bare(), backend, [1] * prompt, count)
 
 
@@ -202,21 +204,41 @@ def test_a_position_without_a_slot_is_refused():
     spec = CacheSpec(1, 2, 4, 1, 16, "bfloat16")
     backend = PagedBackend(allocate(spec, "NHD"), None)
     backend.begin(torch.arange(8))
-    with pytest.raises(ValueError, match="position 8 has no slot: the 2 blocks hold 8"):
+    with pytest.raises(ValueError, match="position 8 has no slot: 2 blocks hold 8 tokens"):
         backend.begin(torch.arange(6, 9))
 
 
 @pytest.mark.parametrize(
     ("blocks", "said"),
-    [((0, 0), "block 0 is given twice"), ((0, 4), "block 4 is none of"), ((-1, 0), "block -1"), ((0.0,), "block 0.0")],
+    [((0, 0), "block 0 is named twice"), ((0, 4), "block 4 does not"), ((-1, 0), "block -1"), ((0.0,), "block 0.0")],
 )
-def test_blocks_of_a_sequence_are_told_apart(blocks, said):
+def test_wrong_blocks_of_a_sequence_are_refused(blocks, said):
     cache = allocate(CacheSpec(1, 4, 4, 1, 16, "bfloat16"), "NHD")
     with pytest.raises(ValueError, match=said):
         PagedBackend(cache, None, blocks)
 
 
+def test_numpy_integers_are_blocks():
+    cache = allocate(CacheSpec(1, 4, 4, 1, 16, "bfloat16"), "NHD")
+    backend = PagedBackend(cache, None, tuple(np.array([3, 1])))
+    backend.begin(torch.arange(2))
+    assert backend.blocks == (3, 1) and {type(block) for block in backend.blocks} == {int}
+    assert backend.metadata.slot_mapping.tolist() == [12, 13]
+
+
+@pytest.mark.parametrize("token", [VOCABULARY, -1, 1.5])
+def test_a_token_outside_the_vocabulary_is_one_sentence(token):
+    model = tiny_model()
+    said = rf"token 1 is {token}, but the vocabulary has only tokens 0 to {VOCABULARY - 1}$"
+    with pytest.raises(ValueError, match=said):
+        generate(model, PlainBackend(), [0, token], 1)
+    if model.device.type == "cpu" and isinstance(token, int):
+        with pytest.raises(ValueError, match=said):
+            model.forward(torch.tensor([0, token]), torch.arange(2), lambda layer, query, *more: query)
+    assert generate(model, PlainBackend(), list(np.array([0, 5])), 1).token_ids
+
+
 def test_a_cache_for_another_model_is_refused():
     backend = PagedBackend(allocate(CacheSpec(2, 4, 4, 3, 64, "bfloat16"), "NHD"), None)
-    with pytest.raises(ValueError, match="num_layers 2 and the model 30"):
+    with pytest.raises(ValueError, match="num_layers 2, but the model has 30"):
         backend.check(SIZES)

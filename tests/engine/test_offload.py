@@ -1,9 +1,10 @@
-"""Blocks to host memory and back: every byte of theirs, no other, in the pieces that the layout has."""
+"""Tests of copies to host memory and back: all bytes of the blocks, no other byte, in the pieces of the layout."""
 
 import contextlib
 import threading
 from concurrent.futures import Future
 
+import numpy as np
 import pytest
 import torch
 
@@ -44,7 +45,7 @@ def setting(layout: str = "NHD", host_blocks: int = 4, gathered: int = 0, **more
 
 
 def bytes_of_block(cache, block: int) -> dict[str, torch.Tensor]:
-    """A mask of the block's K, V and scale bytes in each storage, by the views of their owners."""
+    """Return for each storage a mask of the block's K, V and scale bytes, from the views of their owners."""
     masks = {name: torch.zeros(storage.numel(), dtype=torch.bool) for name, storage in cache.storages_by_name().items()}
     for view in cache.owners():
         masks[view.storage.name][torch.from_numpy(view.bytes_of(view.starts[block]).ravel())] = True
@@ -72,7 +73,7 @@ def test_a_block_comes_back_whole_into_another_and_touches_nothing_else(layout, 
 
 @pytest.mark.parametrize("count", [0, 2])
 def test_a_gathered_transfer_that_fails_midway_is_not_used(count, monkeypatch):
-    """With two blocks in the stage and host room in two stretches."""
+    """The stage has room for two blocks, and the free host slots are not neighbours."""
     cache, pool, offloader = setting(gathered=2)
     offloader.store(["a", "b", "c"], [0, 1, 2]).wait()
     offloader.drop(["b"])
@@ -125,18 +126,24 @@ def test_the_narrow_width_loses_the_end_of_every_page():
     [
         (
             lambda c, p, o: o.store("abcde", range(5)),
-            "5 blocks are to be stored and host memory has room for 4 of its 4",
+            r"5 blocks must be stored, but host memory has room for 4 more \(of 4\)",
         ),
-        (lambda c, p, o: o.restore(["never"], [0]), "the block of hash never... was never stored"),
+        (lambda c, p, o: o.restore(["never"], [0]), "the block with hash never... was never stored"),
         (
             lambda c, p, o: (o.store("a", [0]).wait(), o.restore("a", [0, 1])),
-            "1 hashes cannot name 2 blocks",
+            "there are 1 hashes for 2 blocks",
         ),
-        (lambda c, p, o: Offloader(c, p, 1, width_bytes=256), "256 bytes is not a page's content of 320: the last 64"),
-        (lambda c, p, o: Offloader(c, p, 1, width_bytes=500), "a page is 320 bytes long: 500 of them cannot"),
+        (
+            lambda c, p, o: Offloader(c, p, 1, width_bytes=256),
+            "width_bytes is 256, but a page contains 320 bytes of data and scales: the last 64",
+        ),
+        (
+            lambda c, p, o: Offloader(c, p, 1, width_bytes=500),
+            "width_bytes must be 1 to 320, the size of a page, but is 500",
+        ),
         (
             lambda c, p, o: Offloader(filled("BHLNC"), p, 1, width_bytes=256, check_width=False),
-            "runs of bytes: it has no",
+            r"consists of \d+ pieces, so its width must be its content of 320 bytes, but width_bytes is 256",
         ),
     ],
 )
@@ -152,7 +159,7 @@ def test_a_host_that_cannot_hold_it():
 
 
 def held_back(offloader, monkeypatch) -> threading.Event:
-    """Copies wait until the event is set."""
+    """Make copies wait until the returned event is set."""
     gate, copy = threading.Event(), offloader._copy_block
     monkeypatch.setattr(offloader, "_copy_block", lambda *call: gate.wait(20) and copy(*call))
     return gate
@@ -221,7 +228,7 @@ def test_a_store_that_fails_midway_is_not_known_and_loses_nothing(monkeypatch):
 
 
 def assert_sound(offloader) -> None:
-    """Pool and host memory are whole, and in flight is what a transfer moves."""
+    """Assert that pool and host memory are consistent, and that exactly the blocks of transfers are in flight."""
     assert_whole(offloader.pool)
     assert sorted([*offloader._slots.values(), *offloader._free_slots]) == list(range(len(offloader.host)))
     moved = {block for transfer in offloader._transfers for block in transfer.blocks}
@@ -231,19 +238,19 @@ def assert_sound(offloader) -> None:
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda o: o.store(["y"], [B]), "block 5 is none of the pool's 0 to 4"),
-        (lambda o: o.store(["y"], [-1]), "block -1 is none of the pool's 0 to 4"),
-        (lambda o: o.store(["y"], [True]), "block True is none of the pool's"),
-        (lambda o: o.store(["y"], [torch.tensor(1)]), r"block tensor\(1\) is none of the pool's"),
-        (lambda o: o.store(["y", "z"], [1]), "2 hashes cannot name 1 blocks"),
-        (lambda o: o.store(["y", "z"], [1, 1]), "block 1 is given twice"),
-        (lambda o: o.store(["y", "y"], [1, 2]), "the hash y... is given twice"),
-        (lambda o: o.restore(["x"], [-1]), "block -1 is none of the pool's 0 to 4"),
-        (lambda o: o.restore(["x"], [B]), "block 5 is none of the pool's 0 to 4"),
-        (lambda o: o.restore(["x", "x"], [1, 1]), "block 1 is given twice"),
+        (lambda o: o.store(["y"], [B]), "block 5 does not exist: valid blocks are 0 to 4"),
+        (lambda o: o.store(["y"], [-1]), "block -1 does not exist: valid blocks are 0 to 4"),
+        (lambda o: o.store(["y"], [True]), "block True does not exist"),
+        (lambda o: o.store(["y"], [torch.tensor(1)]), r"block tensor\(1\) does not exist"),
+        (lambda o: o.store(["y", "z"], [1]), "there are 2 hashes for 1 block: give one hash per block"),
+        (lambda o: o.store(["y", "z"], [1, 1]), "block 1 is named twice"),
+        (lambda o: o.store(["y", "y"], [1, 2]), "the hash y... is named twice"),
+        (lambda o: o.restore(["x"], [-1]), "block -1 does not exist: valid blocks are 0 to 4"),
+        (lambda o: o.restore(["x"], [B]), "block 5 does not exist: valid blocks are 0 to 4"),
+        (lambda o: o.restore(["x", "x"], [1, 1]), "block 1 is named twice"),
         (lambda o: o.restore(["x"], [4]), "block 4 is kept for the prefix kept... and cannot hold x... too"),
-        (lambda o: o.drop(["x", "never"]), "the block of hash never... was never stored"),
-        (lambda o: o.drop(["x", "x"]), "the block of hash x... is given twice"),
+        (lambda o: o.drop(["x", "never"]), "the block with hash never... was never stored"),
+        (lambda o: o.drop(["x", "x"]), "the block with hash x... is named twice"),
     ],
 )
 def test_a_hostile_call_moves_nothing_and_loses_nothing(call, said):
@@ -266,31 +273,42 @@ def test_a_hostile_call_moves_nothing_and_loses_nothing(call, said):
         (1.5, {}, "num_host_blocks must be an integer of at least 0, not 1.5"),
         (1, {"width_bytes": 320.0}, "width_bytes must be an integer of at least 0, not 320.0"),
         (1, {"width_bytes": -320}, "width_bytes must be an integer of at least 0, not -320"),
-        (1, {"width_bytes": 0}, "a page is 320 bytes long: 0 of them cannot"),
+        (1, {"width_bytes": 0}, "width_bytes must be 1 to 320, the size of a page, but is 0"),
     ],
 )
-def test_sizes_that_are_none(count, more, said):
+def test_wrong_sizes_are_refused(count, more, said):
     with pytest.raises(ValueError, match=said):
         Offloader(filled("NHD"), BlockPool(B), count, **more)
 
 
+def test_numpy_integers_are_blocks_and_sizes():
+    cache, pool = filled("NHD"), BlockPool(B)
+    offloader = Offloader(cache, pool, np.int64(2), width_bytes=np.int64(320), gathered=np.int64(1))
+    offloader.store(["x", "y"], np.array([1, 3])).wait()
+    offloader.restore(["y"], np.array([0])).wait()
+    assert pool.cached(["y"]) == (0,) and type(pool.cached(["y"])[0]) is int
+    assert_sound(offloader)
+
+
 def test_a_pool_of_another_size():
-    with pytest.raises(ValueError, match=r"the pool has 6 blocks and the cache 5: build the pool with BlockPool\(5\)"):
+    with pytest.raises(
+        ValueError, match=r"the pool has 6 blocks, but the cache has 5: build the pool with BlockPool\(5\)"
+    ):
         Offloader(filled("NHD"), BlockPool(6), 1)
 
 
-def test_nothing_is_moved_at_once_and_host_memory_may_have_no_room_at_all():
+def test_zero_blocks_can_be_moved_and_host_memory_may_have_no_room():
     _, _, offloader = setting(host_blocks=0)
     offloader.store([], []).wait()
     offloader.restore([], []).wait()
     offloader.drop([])
-    with pytest.raises(BlockError, match="1 blocks are to be stored and host memory has room for 0 of its 0"):
+    with pytest.raises(BlockError, match=r"1 block must be stored, but host memory has room for 0 more \(of 0\)"):
         offloader.store(["x"], [0])
     assert_sound(offloader)
 
 
 def test_a_block_on_its_way_out_is_not_stored_yet(monkeypatch):
-    """Its store may still fail, and what was read of it would be garbage under a good hash."""
+    """The store can still fail. A restore would then read wrong bytes with a right hash."""
     cache, pool, offloader = setting()
     pool.allocate(3, "a")
     gate = held_back(offloader, monkeypatch)
@@ -301,7 +319,7 @@ def test_a_block_on_its_way_out_is_not_stored_yet(monkeypatch):
         lambda: offloader.store(["x"], [2]),
         lambda: offloader.drop(["x"]),
     ):
-        with pytest.raises(BlockError, match="hash x... is (on its way|in flight).*wait for i"):
+        with pytest.raises(BlockError, match="hash x... is (still being copied|in flight).*wait for its"):
             call()
         assert_sound(offloader)
     gate.set()
@@ -418,7 +436,7 @@ def test_a_gpus_earlier_copies_end_before_their_room_is_given_away(monkeypatch):
         device, ended = "cuda", False
 
         def wait_stream(self, other):
-            """Nothing was launched before."""
+            """Do nothing, because no other work was started."""
 
         def synchronize(self):
             self.ended = True

@@ -1,4 +1,4 @@
-"""The story's runs with the real model: right, or wrong from which token on, and over which bytes."""
+"""Tests of the scenarios with the real model: the first wrong token, and the bytes that are written."""
 
 from functools import lru_cache
 
@@ -24,8 +24,8 @@ needs_model = pytest.mark.usefixtures("model")
 
 
 @lru_cache
-def told(which: Scenario, count: int) -> Outcome:
-    """Each run is made once, and beside the plain one."""
+def outcome_of(which: Scenario, count: int) -> Outcome:
+    """Run a scenario once, and compare with the run over plain tensors."""
     return run(which, load_once(), PROMPT, count, plain_run(torch.float32, 8).token_ids)
 
 
@@ -34,28 +34,28 @@ def told(which: Scenario, count: int) -> Outcome:
 class TestRight:
     def test_a_bfloat16_cache_says_what_plain_tensors_say(self):
         reference = plain_run(torch.bfloat16, 8)
-        ours = told(Scenario("bfloat16"), 8).generation
+        ours = outcome_of(Scenario("bfloat16"), 8).generation
         assert min(reference.margins) > 1e-3
         assert (ours.token_ids, ours.text) == (reference.token_ids, reference.text)
         assert ours.margins == pytest.approx(reference.margins, abs=0.1)
 
     def test_an_fp8_cache_says_the_same(self):
-        outcome = told(PER_LAYER, 6)
+        outcome = outcome_of(PER_LAYER, 6)
         assert outcome.generation.token_ids == plain_run(torch.float32, 8).token_ids[:6]
         assert (outcome.layout, outcome.decision.cross_layer, outcome.first_wrong) == ("NHD", False, None)
 
     @pytest.mark.parametrize("mode", ["int8_per_token_head", "int4_per_token_head"])
     def test_integer_caches_begin_the_same(self, mode):
-        assert told(Scenario(mode), 2).generation.token_ids == plain_run(torch.float32, 8).token_ids[:2]
+        assert outcome_of(Scenario(mode), 2).generation.token_ids == plain_run(torch.float32, 8).token_ids[:2]
 
     def test_views_from_the_strides_make_a_cross_layer_buffer_as_good_as_per_layer(self):
-        ours, theirs = told(STRIDES, 4), told(PER_LAYER, 6)
+        ours, theirs = outcome_of(STRIDES, 4), outcome_of(PER_LAYER, 6)
         assert (ours.layout, ours.decision.cross_layer) == ("cross-layer NHD", True)
         assert ours.generation.token_ids == theirs.generation.token_ids[:4]
         assert ours.generation.margins == theirs.generation.margins[:4]
 
     def test_the_gate_restores(self):
-        ours, theirs = told(GATED, 2), told(PER_LAYER, 6)
+        ours, theirs = outcome_of(GATED, 2), outcome_of(PER_LAYER, 6)
         assert (ours.layout, ours.decision.cross_layer) == ("NHD", False)
         assert ours.generation.token_ids == theirs.generation.token_ids[:2]
         assert ours.generation.margins == theirs.generation.margins[:2]
@@ -71,7 +71,7 @@ class TestRight:
 @pytest.mark.slow
 class TestWrong:
     def test_with_a_tail_the_first_token_is_right_and_no_more(self):
-        outcome = told(CROSS_LAYER, 3)
+        outcome = outcome_of(CROSS_LAYER, 3)
         assert outcome.first_wrong == 1 and outcome.layout == "cross-layer NHD"
         right = plain_run(torch.float32, 8).token_ids
         assert [ours == theirs for ours, theirs in zip(outcome.generation.token_ids, right, strict=False)] == [
@@ -80,17 +80,17 @@ class TestWrong:
 
     def test_with_a_tail_the_garbage_is_always_the_same(self):
         again = run(CROSS_LAYER, load_once(), PROMPT, 3).generation
-        assert again == told(CROSS_LAYER, 3).generation and len(again.token_ids) == 3
+        assert again == outcome_of(CROSS_LAYER, 3).generation and len(again.token_ids) == 3
 
     def test_with_a_tail_both_layouts_say_the_same(self):
-        ours, theirs = told(ON_HND, 3), told(CROSS_LAYER, 3)
+        ours, theirs = outcome_of(ON_HND, 3), outcome_of(CROSS_LAYER, 3)
         assert (ours.layout, theirs.layout) == ("cross-layer HND", "cross-layer NHD")
         assert ours.generation.text == theirs.generation.text and ours.first_wrong == 1
 
     @pytest.mark.parametrize("kv_cache_layout", ["NHD", "HND"])
     def test_without_a_tail_the_first_token_is_wrong(self, kv_cache_layout):
         which = Scenario(connector=OFFLOADING, tail=False, kv_cache_layout=kv_cache_layout)
-        assert told(which, 1).first_wrong == 0
+        assert outcome_of(which, 1).first_wrong == 0
 
 
 @needs_model
@@ -105,7 +105,7 @@ class TestWrong:
     ids=["per layer", "cross-layer, with a tail", "cross-layer, without a tail"],
 )
 def test_the_first_pass_reaches_the_bytes_that_its_views_claim(model, which, nbytes):  # noqa: F811
-    """The data of 19 tokens in 30 layers; the scales once a layer, once for all layers, or on the data."""
+    """Count the data of 19 tokens in 30 layers, and scales: per layer, shared by all layers, or on the data."""
     result = first_pass_bytes(which, model, PROMPT)
     assert result.equal and (result.unpredicted, result.unreached) == (0, 0)
     assert sum(int(mask.sum()) for mask in result.observed.values()) == nbytes
@@ -130,11 +130,11 @@ def test_what_each_scenario_allocates(name, layout, one_storage, cell):
     assert cache.layout.cross_layer == scenario(name).decide().cross_layer
 
 
-def test_every_scenario_is_told_apart():
+def test_all_scenarios_differ():
     assert len(set(SCENARIOS.values())) == len(SCENARIOS) == 7
 
 
-def test_a_name_that_is_no_scenario_gets_a_suggestion():
+def test_an_unknown_name_gets_a_suggestion():
     with pytest.raises(ValueError, match="scenario 'plain' does not exist.*did you mean 'plain cache'"):
         scenario("plain")
 
@@ -166,7 +166,7 @@ def test_the_first_wrong_token_is_counted_from_zero(token_ids, reference, first_
 
 
 class Fickle:
-    """A connector of the reader's own that says yes once, and then no."""
+    """A connector that returns True once, and then False."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -188,10 +188,10 @@ def test_a_run_asks_its_connector_once_and_reports_what_was_allocated():
     ("changes", "num_tokens", "said"),
     [
         ({"num_kv_cache_groups": 0}, 9, "num_kv_cache_groups must be an integer of at least 1, not 0"),
-        ({"block_size": 0}, 9, "9 tokens in blocks of 0 cannot be held"),
-        ({"block_size": -16}, 9, "9 tokens in blocks of -16 cannot be held"),
-        ({}, 0, "0 tokens in blocks of 16 cannot be held"),
-        ({}, -40, "-40 tokens in blocks of 16 cannot be held"),
+        ({"block_size": 0}, 9, "num_tokens is 9 and block_size is 0: both"),
+        ({"block_size": -16}, 9, "num_tokens is 9 and block_size is -16: both"),
+        ({}, 0, "num_tokens is 0 and block_size is 16: both"),
+        ({}, -40, "num_tokens is -40 and block_size is 16: both"),
     ],
 )
 def test_sizes_that_cannot_be_built(changes, num_tokens, said):
@@ -200,5 +200,5 @@ def test_sizes_that_cannot_be_built(changes, num_tokens, said):
 
 
 def test_the_bytes_of_several_groups_are_not_compared():
-    with pytest.raises(ValueError, match="the bytes of one KV cache group can be compared, not of 2"):
+    with pytest.raises(ValueError, match="compared for 1 KV cache group only, but the scenario has 2"):
         first_pass_bytes(Scenario("bfloat16", num_kv_cache_groups=2), tiny_model(), [1, 2])

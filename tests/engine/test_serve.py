@@ -1,4 +1,4 @@
-"""Requests in turn over scattered blocks, with prefixes and offloaded blocks used again: the same tokens as alone."""
+"""Tests of several requests over scattered blocks, with reused blocks: the answers are those of a single request."""
 
 import random
 from dataclasses import replace
@@ -39,7 +39,7 @@ def engine(mode: str, layout: str, host_blocks: int = 0, seed: int = 0) -> Engin
 
 @lru_cache
 def alone(mode: str, request: Request):
-    """The request by itself, per-layer, in blocks 0, 1, ..."""
+    """Answer the request alone, with one buffer per layer, in blocks 0, 1, ..."""
     model = tiny_model()
     cache = allocate(CacheSpec(2, BLOCKS, BLOCK, 2, 16, mode), "NHD", device())
     scales = cache.ensure_scale_caches("strides") if cache.spec.is_per_token_head else None
@@ -104,7 +104,7 @@ def test_in_chunks_of_a_block_a_restored_prefix_changes_no_bit(mode, monkeypatch
 
 
 def test_a_lost_scale_is_a_lost_answer():
-    """The narrow width of PR 48411: exact while nothing is restored, and not after."""
+    """With the narrow width of PR 48411, answers are right until blocks are restored."""
     one = engine("fp8_per_token_head", "NHD")
     spec = one.cache.spec
     narrow = Offloader(one.cache, one.pool, BLOCKS, width_bytes=spec.real_page_size_bytes, check_width=False)
@@ -121,7 +121,7 @@ def test_a_lost_scale_is_a_lost_answer():
 
 def test_too_many_requests_for_the_cache():
     one = engine(MODES[0], "NHD")
-    with pytest.raises(BlockError, match="blocks and 0 of 24 are free"):
+    with pytest.raises(BlockError, match="blocks, but 0 of 24 are free"):
         one.serve([Request(str(n), tuple(range(40)), 8) for n in range(3)])
 
 
@@ -142,7 +142,7 @@ def test_pinned_memory_and_a_stream_of_its_own():
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_groups_with_blocks_of_their_own_say_the_same(mode):
+def test_groups_with_their_own_blocks_give_the_same_answer(mode):
     (request,) = requests()[:1]
     which = Scenario(mode, num_kv_cache_groups=2, block_size=BLOCK)
     backend = which.start(tiny_model(), 16)
@@ -152,24 +152,28 @@ def test_groups_with_blocks_of_their_own_say_the_same(mode):
 
 def test_two_groups_cannot_name_one_block():
     cache = engine("bfloat16", "NHD").cache
-    with pytest.raises(ValueError, match="two groups name the same block"):
+    with pytest.raises(ValueError, match="two groups have the same block"):
         GroupedBackend([PagedBackend(cache, None, (0, 1)), PagedBackend(cache, None, (1, 2))])
 
 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ([Request("a", (1, 2), 2), Request("a", (3, 4), 2)], "2 requests have the name 'a': give each its own"),
-        ([Request("a", (), 2)], "request 'a' has nothing to do: a prompt of 0 tokens and 2 new tokens"),
-        ([Request("a", tuple(range(9)), 0)], "a prompt of 9 tokens and 0 new tokens"),
-        ([Request("a", tuple(range(9)), -8)], "a prompt of 9 tokens and -8 new tokens"),
+        (
+            [Request("a", (1, 2), 2), Request("a", (3, 4), 2)],
+            "2 requests have the name 'a': give each request its own name",
+        ),
+        ([Request("a", (), 2)], "request 'a' has a prompt of 0 tokens and asks for 2 new tokens: both"),
+        ([Request("a", tuple(range(9)), 0)], "a prompt of 9 tokens and asks for 0 new tokens"),
+        ([Request("a", tuple(range(9)), -8)], "a prompt of 9 tokens and asks for -8 new tokens"),
         ([Request("held", (1, 2), 2)], r"request 'held' holds blocks \[17\] already"),
-        ([Request("a", (1, -2), 2)], "token 1 is -2: token ids are integers from 0 on"),
+        ([Request("a", (1, -2), 2)], "request 'a': token 1 is -2, but the vocabulary has only tokens 0 to 96"),
         ([Request("a", (1, 2.5), 2)], "token 1 is 2.5"),
-        ([Request("a", tuple(range(90)), 8)], "request 'a' needs 25 blocks and the cache has 24: shorten the request"),
+        ([Request("a", (97,), 2)], "token 0 is 97, but the vocabulary has only tokens 0 to 96"),
+        ([Request("a", tuple(range(90)), 8)], "request 'a' needs 25 blocks, but the cache has 24: shorten the request"),
         (
             [Request("a", tuple(range(60)), 8), Request("b", tuple(range(60)), 8)],
-            "needs 17 blocks and 6 of 24 are free",
+            "needs 17 blocks, but 6 of 24 are free",
         ),
     ],
 )
@@ -188,7 +192,7 @@ def expected_of(mode: str) -> dict:
 
 
 def assert_serves(one: Engine) -> None:
-    """It answers as if nothing had happened."""
+    """Assert that the engine answers all requests rightly after a failure."""
     served = one.serve(requests())
     assert {name: each.generation.token_ids for name, each in served.items()} == expected_of(MODES[1])
     assert one.pool.num_free_blocks == BLOCKS
@@ -247,7 +251,7 @@ def test_a_restore_that_fails_is_not_read(copies, monkeypatch):
 
 def test_host_memory_without_room_gives_every_block_back():
     one = engine(MODES[1], "cross-layer NHD", host_blocks=4)
-    with pytest.raises(BlockError, match="4 blocks are to be stored and host memory has room for 1 of its 4"):
+    with pytest.raises(BlockError, match=r"4 blocks must be stored, but host memory has room for 1 more \(of 4\)"):
         one.serve([*requests()[:1], *(replace(request, name="again") for request in requests()[1:2])])
     assert one.pool.num_free_blocks == BLOCKS
     assert_sound(one.offloader)
@@ -255,12 +259,12 @@ def test_host_memory_without_room_gives_every_block_back():
 
 def test_an_engines_parts_must_belong_together():
     one, other = engine(MODES[0], "NHD", 1), engine(MODES[0], "NHD", 1)
-    with pytest.raises(ValueError, match="built for another cache or another pool"):
+    with pytest.raises(ValueError, match="the offloader has another cache or another pool"):
         replace(one, offloader=other.offloader)
-    with pytest.raises(ValueError, match="the pool has 3 blocks and the cache 24"):
+    with pytest.raises(ValueError, match="the pool has 3 blocks, but the cache has 24"):
         replace(one, pool=BlockPool(3), offloader=None)
 
 
-def test_no_groups_at_all():
-    with pytest.raises(ValueError, match="no groups at all"):
+def test_a_grouped_backend_needs_a_group():
+    with pytest.raises(ValueError, match="no groups given"):
         GroupedBackend([])

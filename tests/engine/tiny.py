@@ -1,4 +1,4 @@
-"""A language model small enough for every test: two layers of random weights, and token ids for text."""
+"""A very small language model for tests: two layers of random weights. Its text is a list of token ids."""
 
 import torch
 
@@ -9,7 +9,7 @@ VOCABULARY = 97
 
 
 class Numbers:
-    """A tokenizer whose text is the token ids."""
+    """A tokenizer whose text is the token ids themselves."""
 
     def encode(self, text, add_special_tokens=False):
         raise NotImplementedError("tests give token ids")
@@ -19,7 +19,7 @@ class Numbers:
 
 
 def tiny_model(num_layers: int = 2, num_kv_heads: int = 2, head_size: int = 16) -> LanguageModel:
-    """Random weights, always the same; no token stops it."""
+    """Return a model with random weights, the same in every call. No token ends its answers."""
     config = ModelConfig(num_layers, 2 * num_kv_heads, num_kv_heads, head_size, 10_000.0, 1e-5)
     width, inner = config.num_heads * head_size, num_kv_heads * head_size
     lot = torch.Generator().manual_seed(5)
