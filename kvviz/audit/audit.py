@@ -27,7 +27,7 @@ from kvviz.audit.claims import (
 )
 from kvviz.audit.findings import Audit, Finding, counted
 from kvviz.audit.overlap import collisions, out_of_bounds, same_bytes, self_overlap
-from kvviz.audit.placement import Ground, misplaced
+from kvviz.audit.placement import OwnerLookup, misplaced
 from kvviz.audit.rightful import RightfulPlaces, rightful_places, view_named
 from kvviz.audit.view import View
 
@@ -49,7 +49,7 @@ def audit_views(views: Sequence[View], claims: Sequence[Claim] = (), *, witnesse
     """
     named = _by_name(views)
     places = rightful_places(views, claims)
-    ground = Ground(places.owners, places.placed, witnesses)
+    ground = OwnerLookup(places.owners, places.placed, witnesses)
     findings: list[Finding] = []
     checked = [] if views else [_Statement("no views were given")]
     for view in views:
@@ -142,7 +142,7 @@ class _Check:
     """
 
     kind: str
-    run: Callable[[Claim, dict[str, View], Ground], Iterator[Finding]]
+    run: Callable[[Claim, dict[str, View], OwnerLookup], Iterator[Finding]]
     statement: Callable[[Claim, dict[str, View]], _Statement]
 
 

@@ -1,9 +1,15 @@
-"""Checks block by block: overlays of one pool, and extents that must cover their block's content and nothing else.
+"""Checks block by block: may views share bytes only in equal blocks, and does a transfer take exactly its block?
 
-A view's first axis is its block. With equal block strides, what a view holds in one block's stride is cut into
-*layers* by how many strides it lies behind the block's start; two claimants of a byte are of the same block exactly
-when they are in the same layer. With unequal strides the blocks are taken one by one; where they are too many, the
-first are judged, and what is found there holds and is not counted.
+Example: a transfer copies 2048 bytes per block, but blocks are only 1024 bytes apart. It takes the bytes of the next
+block as well: that is a finding. The first axis of a view is its block.
+
+Blocks are not listed if all views have the same block stride S. The storage is divided into stretches of S bytes. If a
+byte of block 0 lies in stretch k, the same byte of block b lies in stretch b + k. This k is the *block step* of the
+byte. In one stretch, two bytes are of the same block exactly if their block steps are equal. So each view is divided
+into one part per block step.
+
+If the block strides differ, each block of each view is a part. If these are too many, only the first blocks are
+judged. What is found there is reported without counts, and finding nothing there is reported as "not judged".
 """
 
 from collections import Counter
@@ -12,307 +18,349 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from kvviz.audit.byte_sets import Lane, Pattern, TooMuchWorkError, byte_lanes
-from kvviz.audit.findings import Finding
-from kvviz.audit.overlap import by_storage, place_of_byte
-from kvviz.audit.sweep import Sweep
+from kvviz.audit.byte_sets import ByteSet, Pattern, TooMuchWorkError, byte_sets
+from kvviz.audit.elements import place_of_byte
+from kvviz.audit.findings import Finding, counted
+from kvviz.audit.overlap import by_storage
+from kvviz.audit.sweep import Intervals, Sweep
 from kvviz.audit.view import MAX_ADDRESS, View
 
 MAX_BLOCKS = 4096
-"""Blocks of all views together that are taken one by one where block strides differ."""
+"""Largest number of blocks, over all views of a claim, that are judged one by one if block strides differ."""
 
 FEW_BLOCKS = 1024
-"""Blocks of all views together that are judged where there are more than that."""
+"""Number of blocks, over all views of a claim, that are judged if there are more than :data:`MAX_BLOCKS`."""
 
 MOST_NAMES = 6
-"""Views whose elements a text counts one by one."""
-
-WRONG = {"truncated": "bytes of the content are not covered", "oversized": "bytes of other blocks are covered"}
+"""Largest number of views whose elements a text counts one by one."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Part:
-    """Bytes of a view that lie in one block, or in one layer of every block (``block`` then counts layers)."""
+    """Some bytes of a view. Two parts have bytes of the same block exactly if their labels are equal.
+
+    Attributes:
+        label: the block step of all bytes of the part, or the block if blocks are taken one by one.
+        sets: the bytes, as byte sets.
+        role: extent, content or neighbour, see :func:`covers`.
+    """
 
     view: View
-    block: int
-    lanes: list[Lane]
+    label: int
+    sets: list[ByteSet]
     role: str = ""
 
 
 _Verdicts = Iterator[tuple[Hashable, tuple[int, ...]]]
-"""What is wrong with bytes that some parts share, and which of these parts it concerns."""
+"""Each fault of bytes that some parts share, and the numbers of the parts whose elements it affects."""
 
 
 @dataclass
-class _Bad:
-    """Bytes with one verdict: how many, the lowest, and for each view how many of its elements they concern."""
+class _Fault:
+    """All bytes with one fault: their number, the lowest, and how many elements of each view have such a byte."""
 
     bytes: int = 0
     first: int = MAX_ADDRESS
-    cells: Counter[str] = field(default_factory=Counter)
+    elements: Counter[str] = field(default_factory=Counter)
 
 
 def overlaid(views: Sequence[View]) -> Iterator[Finding]:
-    """Bytes that views share between different block ids, one finding for each set of views."""
+    """Find bytes that different blocks share: one finding for each set of views.
+
+    Raises:
+        ValueError: a view has no axis, so it has no blocks.
+        TooMuchWorkError: block strides differ, and nothing was found in the first blocks.
+    """
     for given in by_storage(views):
-        few = _few_blocks(given)
-        group = [_first(view, few) for view in given]
+        limit = _block_limit(given)
+        group = [_first_blocks(view, limit) for view in given]
         parts = _parts(group, _block_stride(group))
 
-        def shared(members: tuple[int, ...], parts: Sequence[_Part] = parts) -> _Verdicts:
-            if len({parts[m].block for m in members}) > 1:
+        def different_blocks(members: tuple[int, ...], parts: Sequence[_Part] = parts) -> _Verdicts:
+            if len({parts[m].label for m in members}) > 1:
                 yield tuple(dict.fromkeys(parts[m].view.name for m in members)), members
 
-        found = _Judge(parts, shared).verdicts()
-        _check_found(found, few, given)
-        for names, bad in sorted(found.items(), key=lambda item: (item[1].first, item[0])):
-            example = tuple(p for view in group if view.name in names for p in place_of_byte(view, bad.first))
+        faults = _find_faults(parts, different_blocks)
+        _check_judged(faults, limit, given)
+        for names, fault in sorted(faults.items(), key=lambda item: (item[1].first, item[0])):
+            example = tuple(p for view in group if view.name in names for p in place_of_byte(view, fault.first))
             storage, text = group[0].storage.name, "different block ids share these bytes"
-            finding = Finding("collision", names, storage, bad.cells.total(), bad.bytes, example, text=text)
-            yield _in_part(finding, few)
+            finding = Finding("collision", names, storage, fault.elements.total(), fault.bytes, example, text=text)
+            yield _without_counts(finding, limit)
 
 
 def covers(
     extent: View, content: Sequence[View], neighbours: Sequence[View], cache: dict | None = None
 ) -> Iterator[Finding]:
-    """What each block's extent lacks of its content, and what it takes of other blocks.
+    """Find content that an extent does not cover, and bytes of other blocks that it does cover.
 
-    Cells are elements of the content that are not wholly covered, or elements of neighbours that are touched.
+    Elements are counted: those of the content that are not covered completely, and those of neighbours with a
+    covered byte.
 
     Args:
-        cache: keeps the parts of neighbours, by name, for other extents of one audit over the same ones.
+        extent: the bytes that a transfer takes of each block.
+        content: the views that the extent must cover. An extent of fewer blocks owes only the first blocks.
+        neighbours: the views that the extent may not take from other blocks.
+        cache: keeps the parts of neighbours for other extents of the same audit.
 
     Raises:
-        ValueError: the views lie in several storages, or one has no block axis.
+        ValueError: the views lie in several storages, or a view has no axis, so it has no blocks.
         TooMuchWorkError: block strides differ, and nothing was found in the first blocks.
     """
-    strangers = dict.fromkeys(view.name for view in (*content, *neighbours) if view.storage != extent.storage)
-    if strangers:
-        raise ValueError(f"{extent.name} lies in {extent.storage.name}, and {', '.join(strangers)} elsewhere")
+    others = dict.fromkeys(view.name for view in (*content, *neighbours) if view.storage != extent.storage)
+    if others:
+        raise ValueError(
+            f"{extent.name} lies in storage {extent.storage.name}, and {', '.join(others)} in another one: "
+            f"an extent and its views must lie in one storage"
+        )
     blocks = extent.shape[0] if extent.shape else 1
-    owed = [_reshaped(v, (min(v.shape[0], blocks), *v.shape[1:]), v.offset) if v.shape else v for v in content]
-    few = _few_blocks([extent, *owed, *neighbours])
-    sent, own, others = ([_first(view, few) for view in views] for views in ([extent], owed, neighbours))
-    stride = _block_stride([*sent, *own, *others])
-    parts = [replace(part, role="extent") for part in _parts(sent, stride)]
-    near = []
-    if parts and any(view.num_elements for view in others):
-        near = _near(parts, _cached_parts(others, stride, few, {} if cache is None else cache), stride)
-    parts += [replace(part, role="content") for part in _parts(own, stride)]
-    parts += [replace(part, role="neighbour") for part in near]
+    owed = [_first_blocks(view, blocks) for view in content]
+    limit = _block_limit([extent, *owed, *neighbours])
+    taken, due, near = ([_first_blocks(v, limit) for v in views] for views in ([extent], owed, neighbours))
+    stride = _block_stride([*taken, *due, *near])
+    parts = [replace(part, role="extent") for part in _parts(taken, stride)]
+    touched = []
+    if parts and any(view.num_elements for view in near):
+        candidates = _neighbour_parts(near, stride, limit, {} if cache is None else cache)
+        touched = _parts_near(parts, candidates, stride)
+    parts += [replace(part, role="content") for part in _parts(due, stride)]
+    parts += [replace(part, role="neighbour") for part in touched]
 
-    def judged(members: tuple[int, ...]) -> _Verdicts:
-        taken = {parts[m].block for m in members if parts[m].role == "extent"}
-        missing = tuple(m for m in members if parts[m].role == "content" and parts[m].block not in taken)
-        foreign = tuple(m for m in members if parts[m].role == "neighbour" and taken - {parts[m].block})
+    def judge(members: tuple[int, ...]) -> _Verdicts:
+        labels = {parts[m].label for m in members if parts[m].role == "extent"}
+        missing = tuple(m for m in members if parts[m].role == "content" and parts[m].label not in labels)
+        foreign = tuple(m for m in members if parts[m].role == "neighbour" and labels - {parts[m].label})
         yield from (item for item in (("truncated", missing), ("oversized", foreign)) if item[1])
 
-    found = _Judge(parts, judged).verdicts()
-    _check_found(found, few, [extent, *owed, *neighbours])
-    for kind, others in (("truncated", content), ("oversized", neighbours)):
-        if kind in found:
-            yield _in_part(_extent_finding(kind, extent, others, found[kind]), few)
+    faults = _find_faults(parts, judge)
+    _check_judged(faults, limit, [extent, *owed, *neighbours])
+    for kind, views in (("truncated", content), ("oversized", neighbours)):
+        if kind in faults:
+            yield _without_counts(_extent_finding(kind, extent, views, faults[kind]), limit)
 
 
-def _extent_finding(kind: str, extent: View, others: Sequence[View], bad: _Bad) -> Finding:
-    hit = [view for view in others if bad.cells[view.name]]
-    example = tuple(p for view in (extent, *hit) for p in place_of_byte(view, bad.first))
+def _extent_finding(kind: str, extent: View, views: Sequence[View], fault: _Fault) -> Finding:
+    """Return the finding of one fault of an extent, with the views that it affects."""
+    hit = [view for view in views if fault.elements[view.name]]
+    example = tuple(p for view in (extent, *hit) for p in place_of_byte(view, fault.first))
     names = tuple(dict.fromkeys((extent.name, *(view.name for view in hit))))
-    counts = [f"{bad.cells[name]} cells of {name}" for name in dict.fromkeys(view.name for view in hit)]
-    more = f" and {len(counts) - MOST_NAMES} views more" if len(counts) > MOST_NAMES else ""
-    text = f"{bad.bytes} {WRONG[kind]}: {', '.join(counts[:MOST_NAMES])}{more}"
-    return Finding(kind, names, extent.storage.name, bad.cells.total(), bad.bytes, example, text=text)
+    of_views = dict.fromkeys(view.name for view in hit)
+    counts = [f"{counted(fault.elements[name], 'element')} of {name}" for name in of_views]
+    if len(counts) > MOST_NAMES:
+        counts[MOST_NAMES:] = [f"and {counted(len(counts) - MOST_NAMES, 'more view')}"]
+    of_what = {"truncated": ("of the content", "not covered"), "oversized": ("of other blocks", "covered")}[kind]
+    verb = "is" if fault.bytes == 1 else "are"
+    text = f"{counted(fault.bytes, 'byte')} {of_what[0]} {verb} {of_what[1]}: {', '.join(counts)}"
+    return Finding(kind, names, extent.storage.name, fault.elements.total(), fault.bytes, example, text=text)
 
 
-class _Judge(Sweep):
-    """A sweep that takes bytes together by verdict, so that an element whose bytes differ in owners counts once."""
+def _find_faults(parts: Sequence[_Part], judge: Callable[[tuple[int, ...]], _Verdicts]) -> dict[Hashable, _Fault]:
+    """Add up all bytes that have a fault, by fault.
 
-    def __init__(self, parts: Sequence[_Part], verdict: Callable[[tuple[int, ...]], _Verdicts]) -> None:
-        super().__init__([part.lanes for part in parts], [part.view.itemsize for part in parts])
-        self._parts, self._verdict = parts, verdict
+    Bytes are taken together by fault and not by owners, so that an element counts once even if its bytes are shared
+    with different parts.
 
-    def verdicts(self) -> dict[Hashable, _Bad]:
-        """What is wrong with the bytes of all parts."""
-        found: dict[Hashable, _Bad] = {}
-        for start, times in self._cells():
-            for key, new in self._sweep(start, 1):
-                bad = found.setdefault(key, _Bad())
-                bad.bytes, bad.first = bad.bytes + new.bytes * times, min(bad.first, new.first)
-                bad.cells.update({view: count * times for view, count in new.cells.items()})
-        return found
+    Args:
+        judge: gets the numbers of all parts that share some bytes, and returns the faults of these bytes.
+    """
+    faults: dict[Hashable, _Fault] = {}
+    sweep = Sweep([part.sets for part in parts], [part.view.itemsize for part in parts])
+    for table in sweep.intervals():
+        for key, affected in _judge_combinations(sweep, table, judge).items():
+            bad = table.covered_by({position for positions in affected.values() for position in positions})
+            fault = faults.setdefault(key, _Fault())
+            fault.bytes += int(bad.sizes.sum()) * table.periods
+            fault.first = min(fault.first, int(bad.starts[0]))
+            for part, positions in affected.items():
+                count = sweep.count_elements(bad, part, positions)
+                fault.elements[parts[part].view.name] += count * table.periods
+    return faults
 
-    def _regions(self, lanes_of, which, points: np.ndarray, sizes: np.ndarray, least: int) -> list:
-        """Within one period: (verdict, what it concerns) of the intervals; ``which`` of ``lanes_of`` each one has."""
-        concerned: dict[Hashable, dict[int, dict[int, tuple[int, ...]]]] = {}
-        for number, lanes in enumerate(lanes_of):
-            for key, parts in self._verdict(tuple(sorted({self._owner[lane] for lane in lanes}))):
-                for part in parts:
-                    mine = tuple(lane for lane in lanes if self._owner[lane] == part)
-                    concerned.setdefault(key, {}).setdefault(part, {})[number] = mine
-        made = []
-        for key, by_part in concerned.items():
-            here = np.isin(which, list({number for numbers in by_part.values() for number in numbers}))
-            bad = _Bad(int(sizes[here].sum()), int(points[here][0]))
-            for part, own in by_part.items():
-                mine = np.isin(which, list(own))
-                (count,) = self._elements((part,), own, which[mine], points[mine], sizes[mine])
-                bad.cells[self._parts[part].view.name] += count
-            made.append((key, bad))
-        return made
+
+def _judge_combinations(
+    sweep: Sweep, table: Intervals, judge: Callable[[tuple[int, ...]], _Verdicts]
+) -> dict[Hashable, dict[int, list[int]]]:
+    """Return for each fault and each part that it affects the positions of the combinations that have the fault."""
+    affected: dict[Hashable, dict[int, list[int]]] = {}
+    for position, sets in enumerate(table.combinations):
+        members = tuple(sorted({sweep.owner_of[number] for number in sets}))
+        for key, parts in judge(members):
+            for part in parts:
+                affected.setdefault(key, {}).setdefault(part, []).append(position)
+    return affected
 
 
 def _block_stride(views: Sequence[View]) -> int | None:
-    """The one distance from block to block of views that meet, in bytes, or None: blocks are then taken one by one.
+    """Return the block stride in bytes that all views have, or None if they differ.
 
     Raises:
-        ValueError: a view without a block axis.
+        ValueError: a view has no axis, so it has no blocks.
     """
-    everybody = [view for view in views if view.num_elements or not view.shape]
-    for view in everybody:
+    relevant = [view for view in views if view.num_elements or not view.shape]
+    for view in relevant:
         if not view.shape:
             raise ValueError(f"{view.name} has no axis: its first axis must be the block")
-    return _common_stride(everybody)
-
-
-def _parts(views: Sequence[View], stride: int | None) -> list[_Part]:
-    """Views cut by block: into layers of the one stride, or block by block where there is none."""
-    views = [view for view in views if view.num_elements]
-    if stride:
-        return [part for view in views for part in _layers(view, stride)]
-    return [_Part(view, block, byte_lanes(_block(view, block))) for view in views for block in range(view.shape[0])]
-
-
-@dataclass(frozen=True, eq=False)
-class _Held:
-    """Parts, and of the runs that :func:`_hulls` gives them the starts, the stops and the part's number."""
-
-    parts: list[_Part]
-    starts: np.ndarray
-    stops: np.ndarray
-    number: np.ndarray
-    lows: np.ndarray
-    highs: np.ndarray
-
-
-def _cached_parts(views: Sequence[View], stride: int | None, few: int | None, cache: dict) -> _Held:
-    """Parts of views with what they hold."""
-    key = (stride, few, *(view.name for view in views))
-    if key not in cache:
-        parts = _parts(views, stride)
-        hulls = [_hulls([part], stride) for part in parts]
-        number = np.repeat(np.arange(len(parts)), [len(starts) for starts, _ in hulls])
-        starts, stops = (np.concatenate([np.zeros(0, np.int64), *found]) for found in zip(*hulls, strict=True))
-        lows, highs = np.array([_span([part]) for part in parts], np.int64).T
-        cache[key] = _Held(parts, starts, stops, number, lows, highs)
-    return cache[key]
-
-
-def _near(extent: Sequence[_Part], others: _Held, stride: int | None) -> list[_Part]:
-    """Those of the others that may touch the extent; the rest cannot be taken by it."""
-    low, high = _span(extent)
-    starts, stops = _hulls(extent, stride)
-    order = np.argsort(starts, kind="stable")
-    starts, stops = starts[order], np.maximum.accumulate(stops[order])
-    before = np.searchsorted(starts, others.stops)  # runs of the extent that begin before each stop
-    touch = (before > 0) & (stops[np.maximum(before, 1) - 1] > others.starts)
-    close = (others.lows < high) & (others.highs > low)
-    return [others.parts[number] for number in np.unique(others.number[touch]).tolist() if close[number]]
-
-
-def _span(parts: Sequence[_Part]) -> tuple[int, int]:
-    patterns = [p for part in parts for lane in part.lanes for p in lane]
-    return min(p.base for p in patterns), max(p.stop for p in patterns)
-
-
-def _hulls(parts: Sequence[_Part], stride: int | None) -> tuple[np.ndarray, np.ndarray]:
-    """Starts and stops of runs: behind the start of their block's layer, or, block by block, of whole patterns."""
-    patterns = [(part.block, p) for part in parts for lane in part.lanes for p in lane]
-    if stride:
-        runs = [(p.base - block * stride + p.starts, p.width) for block, p in patterns]
-    else:
-        runs = [(np.array([p.base]), p.stop - p.base) for _, p in patterns]
-    return np.concatenate([begins for begins, _ in runs]), np.concatenate([begins + width for begins, width in runs])
+    return _common_stride(relevant)
 
 
 def _common_stride(views: Sequence[View]) -> int | None:
-    """The one distance of bytes from block to block, in which no element is cut; None where there is none."""
+    """Return the block stride in bytes that all views have, or None. It must be a multiple of each element's size."""
     strides = {view.stride[0] * view.itemsize for view in views if view.shape[0] > 1}
     one = len(strides) == 1 and min(strides) > 0 and not any(min(strides) % view.itemsize for view in views)
     return min(strides) if one else None
 
 
-def _few_blocks(views: Sequence[View]) -> int | None:
-    """How many blocks of each view are judged where all of them are too many to be taken one by one; else None."""
-    there = [view for view in views if view.shape and view.num_elements]
-    if sum(view.shape[0] for view in there) <= MAX_BLOCKS or _common_stride(there):
-        return None
-    return max(FEW_BLOCKS // len(there), 1)
+def _parts(views: Sequence[View], stride: int | None) -> list[_Part]:
+    """Divide views by block step, or by block if there is no common stride."""
+    views = [view for view in views if view.num_elements]
+    if stride:
+        return [part for view in views for part in _parts_by_step(view, stride)]
+    return [_Part(view, block, byte_sets(_block(view, block))) for view in views for block in range(view.shape[0])]
 
 
-def _first(view: View, few: int | None) -> View:
-    return (
-        view
-        if few is None or not view.shape
-        else _reshaped(view, (min(view.shape[0], few), *view.shape[1:]), view.offset)
-    )
+def _parts_by_step(view: View, stride: int) -> Iterator[_Part]:
+    """Divide a view with a block stride into one part per block step.
 
-
-def _in_part(finding: Finding, few: int | None) -> Finding:
-    """A finding on the first blocks holds, and its counts do not."""
-    if few is None:
-        return finding
-    text = f"{finding.text} (counted in the first {few} blocks of each view only: the block strides differ)"
-    return replace(finding, elements=None, bytes=None, text=text)
-
-
-def _check_found(found: dict, few: int | None, views: Sequence[View]) -> None:
-    """Raise TooMuchWorkError where a part of the blocks was judged and nothing was found in it."""
-    if few is not None and not found:
-        names = ", ".join(dict.fromkeys(view.name for view in views))
-        raise TooMuchWorkError(
-            f"the block strides of {names} differ; nothing was found in their first {few} blocks, and all are more "
-            f"than the {MAX_BLOCKS} that are taken one by one"
-        )
-
-
-def _block(view: View, block: int) -> View:
-    return _reshaped(view, (1, *view.shape[1:]), view.offset + block * view.stride[0])
-
-
-def _reshaped(view: View, shape: tuple[int, ...], offset: int) -> View:
-    return View(view.name, view.storage, shape, view.stride, offset, view.itemsize, view.axes, view.role)
-
-
-def _layers(view: View, stride: int) -> Iterator[_Part]:
-    """A view over equally strided blocks, cut at multiples of the stride; the number says how far behind its block."""
-    pieces: dict[int, list[Lane]] = {}
-    for lane in byte_lanes(_block(view, 0)):
-        cut: dict[int, list[Pattern]] = {}
-        for first, width in _runs(lane):
+    The byte ranges of block 0 are cut at multiples of the stride. A range in stretch k of the storage has block step k.
+    The next blocks repeat it, one stride apart.
+    """
+    sets_of: dict[int, list[ByteSet]] = {}
+    for byte_set in byte_sets(_block(view, 0)):
+        patterns_of: dict[int, list[Pattern]] = {}
+        for start, width in _list_ranges(byte_set):
             while width:
-                layer = first // stride
-                size = min(width, (layer + 1) * stride - first)
-                cut.setdefault(layer, []).append(Pattern(first, stride, view.shape[0], np.zeros(1, np.int64), size))
-                first, width = first + size, width - size
-        for layer, patterns in cut.items():
-            pieces.setdefault(layer, []).append(_gathered(patterns))
-    for layer, lanes in sorted(pieces.items()):
-        yield _Part(view, layer, lanes)
+                step = start // stride
+                size = min(width, (step + 1) * stride - start)
+                pattern = Pattern(start, stride, view.shape[0], np.zeros(1, np.int64), size)
+                patterns_of.setdefault(step, []).append(pattern)
+                start, width = start + size, width - size
+        for step, patterns in patterns_of.items():
+            sets_of.setdefault(step, []).append(_join_patterns(patterns))
+    for step, sets in sorted(sets_of.items()):
+        yield _Part(view, step, sets)
 
 
-def _runs(lane: Lane) -> Iterator[tuple[int, int]]:
-    for p in lane:
+def _list_ranges(byte_set: ByteSet) -> Iterator[tuple[int, int]]:
+    """Yield the first byte and the width of each byte range."""
+    for p in byte_set:
         for copy in range(p.count):
             for start in p.starts.tolist():
                 yield p.base + copy * p.step + start, p.width
 
 
-def _gathered(patterns: Sequence[Pattern]) -> Lane:
-    """Patterns of one step and count, with runs of one width taken together."""
-    made = []
+def _join_patterns(patterns: Sequence[Pattern]) -> ByteSet:
+    """Join patterns of one byte range each, all of one step and count: one pattern per width."""
+    joined = []
     for width in sorted({p.width for p in patterns}):
         bases = sorted(p.base for p in patterns if p.width == width)
         starts = np.asarray(bases, np.int64) - bases[0]
-        made.append(Pattern(bases[0], patterns[0].step, patterns[0].count, starts, width))
-    return made
+        joined.append(Pattern(bases[0], patterns[0].step, patterns[0].count, starts, width))
+    return joined
+
+
+@dataclass(frozen=True, eq=False)
+class _NeighbourParts:
+    """Parts of neighbours, and arrays that tell quickly which of them an extent may touch.
+
+    Attributes:
+        starts, stops, part: byte ranges, see :func:`_search_ranges`, and the part of each one: int64, shape (ranges,).
+        lows, highs: lowest byte and end of each part: int64, shape (parts,).
+    """
+
+    parts: list[_Part]
+    starts: np.ndarray
+    stops: np.ndarray
+    part: np.ndarray
+    lows: np.ndarray
+    highs: np.ndarray
+
+
+def _neighbour_parts(views: Sequence[View], stride: int | None, limit: int | None, cache: dict) -> _NeighbourParts:
+    """Return the parts of neighbours, from the cache if they are there."""
+    key = (stride, limit, *(view.name for view in views))
+    if key not in cache:
+        parts = _parts(views, stride)
+        ranges = [_search_ranges([part], stride) for part in parts]
+        part_of = np.repeat(np.arange(len(parts)), [len(starts) for starts, _ in ranges])
+        starts, stops = (np.concatenate([np.zeros(0, np.int64), *found]) for found in zip(*ranges, strict=True))
+        lows, highs = np.array([_span([part]) for part in parts], np.int64).T
+        cache[key] = _NeighbourParts(parts, starts, stops, part_of, lows, highs)
+    return cache[key]
+
+
+def _parts_near(extent: Sequence[_Part], others: _NeighbourParts, stride: int | None) -> list[_Part]:
+    """Return the parts that the extent may touch. It cannot touch the others, so they need not be counted."""
+    low, high = _span(extent)
+    starts, stops = _search_ranges(extent, stride)
+    order = np.argsort(starts, kind="stable")
+    # highest_stop[n]: end of the longest-reaching range among the first n + 1. A range overlaps one of the extent's
+    # exactly if one of those that begin before its end reaches beyond its start.
+    starts, highest_stop = starts[order], np.maximum.accumulate(stops[order])
+    num_before = np.searchsorted(starts, others.stops)
+    touch = (num_before > 0) & (highest_stop[np.maximum(num_before, 1) - 1] > others.starts)
+    close = (others.lows < high) & (others.highs > low)
+    return [others.parts[number] for number in np.unique(others.part[touch]).tolist() if close[number]]
+
+
+def _search_ranges(parts: Sequence[_Part], stride: int | None) -> tuple[np.ndarray, np.ndarray]:
+    """Return starts and stops of ranges that overlap if parts share a byte.
+
+    With a common stride, each byte range counts from the start of its stretch. Otherwise a range spans a pattern.
+    """
+    patterns = [(part.label, p) for part in parts for byte_set in part.sets for p in byte_set]
+    if stride:
+        ranges = [(p.base - step * stride + p.starts, p.width) for step, p in patterns]
+    else:
+        ranges = [(np.array([p.base]), p.stop - p.base) for _, p in patterns]
+    return np.concatenate([starts for starts, _ in ranges]), np.concatenate(
+        [starts + width for starts, width in ranges]
+    )
+
+
+def _span(parts: Sequence[_Part]) -> tuple[int, int]:
+    """Return the lowest byte of parts and the end of their highest byte."""
+    patterns = [p for part in parts for byte_set in part.sets for p in byte_set]
+    return min(p.base for p in patterns), max(p.stop for p in patterns)
+
+
+def _block_limit(views: Sequence[View]) -> int | None:
+    """Return how many blocks of each view are judged, or None if all are.
+
+    Only views of different block strides that have more than :data:`MAX_BLOCKS` blocks in all are limited.
+    """
+    relevant = [view for view in views if view.shape and view.num_elements]
+    if sum(view.shape[0] for view in relevant) <= MAX_BLOCKS or _common_stride(relevant):
+        return None
+    return max(FEW_BLOCKS // len(relevant), 1)
+
+
+def _first_blocks(view: View, limit: int | None) -> View:
+    """Return the first ``limit`` blocks of a view, or all of them if ``limit`` is None."""
+    if limit is None or not view.shape or view.shape[0] <= limit:
+        return view
+    return replace(view, shape=(limit, *view.shape[1:]))
+
+
+def _block(view: View, block: int) -> View:
+    """Return one block of a view, as a view of one block."""
+    return replace(view, shape=(1, *view.shape[1:]), offset=view.offset + block * view.stride[0])
+
+
+def _without_counts(finding: Finding, limit: int | None) -> Finding:
+    """Return a finding as it is, or without counts if only the first blocks were judged."""
+    if limit is None:
+        return finding
+    where = "first block" if limit == 1 else f"first {limit} blocks"
+    text = f"{finding.text} (counted in the {where} of each view only: the block strides differ)"
+    return replace(finding, elements=None, bytes=None, text=text)
+
+
+def _check_judged(faults: dict, limit: int | None, views: Sequence[View]) -> None:
+    """Raise TooMuchWorkError if only the first blocks were judged and nothing was found in them."""
+    if limit is not None and not faults:
+        names = ", ".join(dict.fromkeys(view.name for view in views))
+        where = "first block" if limit == 1 else f"first {limit} blocks"
+        raise TooMuchWorkError(
+            f"the block strides of {names} differ; nothing was found in their {where}, and all blocks together are "
+            f"more than the {MAX_BLOCKS} that can be judged one by one; audit views of fewer blocks"
+        )

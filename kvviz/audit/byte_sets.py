@@ -1,9 +1,8 @@
-"""Exact arithmetic on strided byte sets, without listing addresses block by block.
+"""Describes all bytes of a view by a few patterns, so that an audit never lists a cache block by block.
 
-A view's bytes repeat: one block's pattern of runs, shifted by the block stride. So several views over one storage
-are cut into *periods* (the least common multiple of their block strides); where the same views are fully active,
-every period looks the same, and one sweep over one period, times the number of periods, counts them all. The work
-depends on the runs of a few periods, not on the number of blocks.
+Example: each of 1,000,000 blocks, 2048 bytes apart, holds the byte ranges [0, 4) and [132, 136). One
+:class:`Pattern` describes all these bytes: ranges of 4 bytes that start at 0 and at 132, copied 1,000,000 times,
+2048 bytes apart. The work of an audit depends on the number of patterns and ranges, not on the number of blocks.
 """
 
 from collections.abc import Sequence
@@ -15,28 +14,35 @@ import numpy as np
 from kvviz.audit.view import View
 
 BUDGET = 4_000_000
-"""Runs that a set of views may expand to before :class:`TooMuchWorkError` is raised."""
+"""Work limit of one count, in byte ranges. A count that needs more raises :class:`TooMuchWorkError`.
 
-FEW_RUNS = 1 << 14
-"""Runs of one repetition that are no burden, and runs of all views that need no period."""
+Sorting 4 million byte ranges takes about 2 seconds on one core (measured on a shared x86 server).
+"""
 
+FEW_RANGES = 1 << 14
+"""A copy of a pattern should have at most this many byte ranges. A period then stays cheap to list."""
 
-MAX_LANES = 4096
-"""Parts that a view which meets itself may be cut into."""
+MAX_SETS = 4096
+"""Largest number of byte sets into which one view is split. A view that needs more raises TooMuchWorkError."""
 
 Dims = list[tuple[int, int]]
-"""``(step in bytes, size)`` of each dim, the innermost first."""
+"""``(step in bytes, size)`` of each axis of a view, sorted by step. Axes of size 1 and of stride 0 are left out."""
 
 
 class TooMuchWorkError(ValueError):
-    """The strides drift so that counting would exceed the stated budget of work."""
+    """An exact count would need more work than its limit allows. The message says which limit."""
 
 
 @dataclass(frozen=True, eq=False)
 class Pattern:
-    """``count`` copies, ``step`` bytes apart from ``base`` on, of runs ``[starts, starts + width)``.
+    """Byte ranges that repeat: copy ``k`` holds ``[base + k * step + s, base + k * step + s + width)`` for each ``s``.
 
-    ``starts`` is sorted and begins at 0.
+    Attributes:
+        base: first byte of the first copy.
+        step: bytes from one copy to the next.
+        count: number of copies.
+        starts: ``s`` of each range of a copy, ascending, the first one 0: int64, shape (ranges,).
+        width: bytes of each range.
     """
 
     base: int
@@ -47,27 +53,63 @@ class Pattern:
 
     @property
     def span(self) -> int:
-        """Bytes from a copy's first to its last."""
+        """Bytes from the first byte of a copy to the end of its last range."""
         return int(self.starts[-1]) + self.width
 
     @property
     def stop(self) -> int:
-        """One past the last byte of the last copy."""
+        """End of the last copy: one more than its last byte."""
         return self.base + (self.count - 1) * self.step + self.span
 
+    @property
+    def num_ranges(self) -> int:
+        """Number of byte ranges in all copies."""
+        return self.count * len(self.starts)
 
-Lane = list[Pattern]
-"""Bytes of a view in which no byte occurs twice."""
+    def moved(self, distance: int) -> "Pattern":
+        """Return the same ranges ``distance`` bytes higher."""
+        return Pattern(self.base + distance, self.step, self.count, self.starts, self.width)
 
 
-def interval(start: int, stop: int) -> Lane:
-    """All bytes of ``[start, stop)``."""
+ByteSet = list[Pattern]
+"""A set of bytes. No byte occurs twice in it: neither in one pattern nor in two."""
+
+
+def byte_range(start: int, stop: int) -> ByteSet:
+    """Return the bytes of ``[start, stop)`` as a byte set."""
     size = stop - start
     return [Pattern(start, size, 1, np.zeros(1, np.int64), size)] if size > 0 else []
 
 
+def byte_sets(view: View) -> list[ByteSet]:
+    """Return the bytes of all elements: one byte set, or several if elements of the view overlap.
+
+    Raises:
+        TooMuchWorkError: more than :data:`MAX_SETS` sets, or more than :data:`BUDGET` ranges in one copy.
+    """
+    return _split(view, view.itemsize, {})
+
+
+def start_sets(view: View) -> list[ByteSet]:
+    """Return the first byte of each element: one byte set, or several if elements share their first byte.
+
+    Raises:
+        TooMuchWorkError: as :func:`byte_sets`.
+    """
+    return _split(view, 1, {})
+
+
+def byte_sets_of_all(views: Sequence[View]) -> list[list[ByteSet]]:
+    """Return :func:`byte_sets` of each view. Views that differ only in their offset share one computation."""
+    known: dict[tuple, list[ByteSet]] = {}
+    return [_split(view, view.itemsize, known) for view in views]
+
+
 def normal_dims(view: View) -> tuple[int, Dims]:
-    """First byte and dims of a view with positive steps, sorted; dims of size 1 and of stride 0 are left out."""
+    """Return the lowest byte of a view, and its axes as :data:`Dims` with positive steps.
+
+    A negative stride is turned around: the same bytes are counted upwards from the lowest one.
+    """
     start, dims = view.offset * view.itemsize, []
     for step, size in zip(view.stride, view.shape, strict=True):
         if size > 1 and step:
@@ -76,98 +118,115 @@ def normal_dims(view: View) -> tuple[int, Dims]:
     return start, sorted(dims)
 
 
-def byte_lanes(view: View) -> list[Lane]:
-    """All bytes of all elements: one lane, or several where indices of the view meet on a byte.
+def geometry(view: View) -> tuple:
+    """Return a key that two views share only if their elements cover the very same bytes."""
+    start, dims = normal_dims(view)
+    return start, tuple(dims), view.itemsize, view.num_elements
 
-    Raises:
-        TooMuchWorkError: more than :data:`MAX_LANES` lanes or :data:`BUDGET` runs.
+
+def _split(view: View, width: int, known: dict[tuple, list[ByteSet]]) -> list[ByteSet]:
+    """Return byte sets of elements that are taken as ``width`` bytes wide.
+
+    Args:
+        known: results for a view whose lowest byte is 0, by everything else that the result depends on.
     """
-    return _lanes(view, view.itemsize, {})
-
-
-def start_lanes(view: View) -> list[Lane]:
-    """The first byte of each element, likewise."""
-    return _lanes(view, 1, {})
-
-
-def all_byte_lanes(views: Sequence[View]) -> list[list[Lane]]:
-    """:func:`byte_lanes` of each view; what views of one form have in common is worked out once."""
-    forms: dict[tuple, list[Lane]] = {}
-    return [_lanes(view, view.itemsize, forms) for view in views]
-
-
-def _lanes(view: View, width: int, forms: dict[tuple, list[Lane]]) -> list[Lane]:
     if view.num_elements == 0:
         return []
     start, dims = normal_dims(view)
     repeats = prod(size for step, size in zip(view.stride, view.shape, strict=True) if step == 0)
     key = (tuple(dims), width, repeats)
-    if key not in forms:
-        forms[key] = _form(dims, width, repeats, view.name)
-    return [[Pattern(start + p.base, p.step, p.count, p.starts, p.width) for p in lane] for lane in forms[key]]
+    if key not in known:
+        known[key] = _split_dims(dims, width, repeats, view.name)
+    return [[pattern.moved(start) for pattern in byte_set] for byte_set in known[key]]
 
 
-def _form(dims: Dims, width: int, repeats: int, name: str) -> list[Lane]:
-    """The lanes of elements ``width`` bytes wide whose first one starts at byte 0."""
-    if repeats > MAX_LANES:
-        raise TooMuchWorkError(f"{name} repeats each element {repeats} times, more than {MAX_LANES}")
-    parts = nested_parts(dims, width, name, MAX_LANES // repeats)
-    return [_patterns(begin, nested, width, name) for begin, nested in parts] * repeats
+def _split_dims(dims: Dims, width: int, repeats: int, name: str) -> list[ByteSet]:
+    """Return the byte sets of a view whose lowest byte is 0. Stride 0 repeats each element ``repeats`` times."""
+    if repeats > MAX_SETS:
+        raise TooMuchWorkError(
+            f"{name} repeats each element {repeats} times (stride 0), and at most {MAX_SETS} repeats are counted; "
+            f"leave out the axis of stride 0"
+        )
+    parts = nested_parts(dims, width, name, MAX_SETS // repeats)
+    return [_patterns(start, nested, width, name) for start, nested in parts] * repeats
 
 
-def nested_parts(dims: Dims, width: int, name: str, most: int = MAX_LANES) -> list[tuple[int, Dims]]:
-    """Dims cut into nested ones, each with its first byte: in none of them two elements of ``width`` bytes meet.
+def nested_parts(dims: Dims, width: int, name: str, most: int = MAX_SETS) -> list[tuple[int, Dims]]:
+    """Split dims into parts in which no two elements of ``width`` bytes overlap.
+
+    Example: rows of 4 bytes that start 2 bytes apart, ``[(1, 4), (2, 3)]``: rows 0 and 2 do not overlap, and row 1
+    is a part of its own. The result is ``[(0, [(1, 4), (4, 2)]), (2, [(1, 4)])]``.
+
+    Returns:
+        The first byte and the dims of each part.
 
     Raises:
         TooMuchWorkError: more than ``most`` parts.
     """
-    cut: list[tuple[int, Dims]] = [(0, [])]
+    parts: list[tuple[int, Dims]] = [(0, [])]
     for dim in dims:
-        begun, cut = cut, []
-        for part in begun:
-            cut += _add_dim(*part, dim, width)
-            if len(cut) > most:
-                raise TooMuchWorkError(f"{name} meets itself in more than {MAX_LANES} ways")
-    return cut
+        inner_parts, parts = parts, []
+        for start, inner in inner_parts:
+            parts += _add_dim(start, inner, dim, width)
+            if len(parts) > most:
+                raise TooMuchWorkError(
+                    f"{name}: too many overlapping elements to count exactly (the view would be split into more than "
+                    f"{most} parts); audit a smaller part of the view"
+                )
+    return parts
 
 
-def _add_dim(start: int, dims: Dims, dim: tuple[int, int], width: int) -> list[tuple[int, Dims]]:
-    """Put a dim around nested ones; where its step is too short for them, every m-th index makes a lane of its own."""
+def _add_dim(start: int, inner: Dims, dim: tuple[int, int], width: int) -> list[tuple[int, Dims]]:
+    """Put a dim around inner ones. If its step is too short for them, only every n-th index goes into one part."""
     step, size = dim
-    reach = sum((n - 1) * s for s, n in dims) + width
-    parts = min(-(-reach // step), size)
-    sizes = [-(-(size - j) // parts) for j in range(parts)]
-    return [(start + j * step, [*dims, (parts * step, n)] if n > 1 else dims) for j, n in enumerate(sizes)]
+    inner_bytes = sum((n - 1) * s for s, n in inner) + width
+    num_parts = min(-(-inner_bytes // step), size)
+    sizes = [-(-(size - first) // num_parts) for first in range(num_parts)]
+    return [
+        (start + first * step, [*inner, (num_parts * step, n)] if n > 1 else inner) for first, n in enumerate(sizes)
+    ]
 
 
-def _patterns(start: int, dims: Dims, width: int, name: str) -> Lane:
-    """Nested dims as patterns: one dim repeats, what lies outside it is unrolled, what lies inside becomes runs.
+def merge_dims(dims: Dims) -> Dims:
+    """Join each dim with the next larger one if that one continues exactly at its end.
 
-    The outermost dim repeats that leaves few runs; where none does, the longest.
+    Example: ``[(4, 8), (32, 10)]`` is ``[(4, 80)]``, because 8 steps of 4 bytes are 32 bytes.
     """
-    merged: Dims = [(1, width)]
+    merged: Dims = []
     for step, size in dims:
-        inner, count = merged[-1]
-        if step == inner * count:
-            merged[-1] = (inner, count * size)
+        if merged and step == merged[-1][0] * merged[-1][1]:
+            merged[-1] = (merged[-1][0], merged[-1][1] * size)
         else:
             merged.append((step, size))
-    width, rest = merged[0][1], merged[1:]
+    return merged
+
+
+def _patterns(start: int, dims: Dims, width: int, name: str) -> ByteSet:
+    """Return a byte set of elements that do not overlap.
+
+    One dim becomes ``step`` and ``count`` of the patterns. Dims of smaller step become the ranges of one copy, and
+    each index of the dims of larger step becomes a pattern. The chosen dim has the largest step that leaves few
+    ranges, or the most indices if no dim leaves few.
+    """
+    (_, width), *rest = merge_dims([(1, width), *dims])  # elements without gaps are one wider range
     if not rest:
-        return interval(start, start + width)
+        return byte_range(start, start + width)
     total = prod(size for _, size in rest)
-    few = [i for i, (_, size) in enumerate(rest) if total // size <= FEW_RUNS]
-    chosen = few[-1] if few else max(range(len(rest)), key=lambda i: rest[i][1])
+    cheap = [i for i, (_, size) in enumerate(rest) if total // size <= FEW_RANGES]
+    chosen = cheap[-1] if cheap else max(range(len(rest)), key=lambda i: rest[i][1])
     step, count = rest[chosen]
     inner, outer = rest[:chosen], rest[chosen + 1 :]
     if prod(size for _, size in (*inner, *outer)) > BUDGET:
-        raise TooMuchWorkError(f"{name}: its dims {rest} give more than {BUDGET} runs a period")
+        raise TooMuchWorkError(
+            f"{name} has more than {BUDGET} byte ranges that do not repeat, which is the work limit; "
+            f"audit a smaller part of the view"
+        )
     starts = _sums(inner)
     return [Pattern(start + shift, step, count, starts, width) for shift in _sums(outer).tolist()]
 
 
 def _sums(dims: Dims) -> np.ndarray:
-    """All sums of one multiple of each step, sorted."""
+    """Return ``sum(step * index)`` for all indices of the dims, ascending."""
     total = np.zeros(1, np.int64)
     for step, size in dims:
         total = (total[:, None] + np.arange(size, dtype=np.int64) * step).ravel()

@@ -1,47 +1,60 @@
-"""Checks on numbers rather than bytes: steps of a copy, ids and tables, address types, alignment, readings."""
+"""Checks numbers rather than bytes: copy strides, block ids, address types, alignment and ambiguous shapes.
+
+Example: a kernel keeps addresses in float32, which holds whole numbers exactly only up to 2**24. An element at
+address 2**24 + 1 is then read from the wrong place.
+"""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from math import gcd, prod
 
 import numpy as np
 
 from kvviz.audit.arguments import one_of
-from kvviz.audit.byte_sets import Dims, TooMuchWorkError, byte_lanes, nested_parts, normal_dims
+from kvviz.audit.byte_sets import Dims, TooMuchWorkError, byte_sets, merge_dims, nested_parts, normal_dims
 from kvviz.audit.claims import Aligned, Declared, Maps
-from kvviz.audit.counting import count_congruent, locate
-from kvviz.audit.findings import Finding
-from kvviz.audit.overlap import place
+from kvviz.audit.counting import count_congruent
+from kvviz.audit.elements import locate, place
+from kvviz.audit.findings import Finding, Place, counted
 from kvviz.audit.sweep import Sweep
 from kvviz.audit.view import View
 
 SECTOR_BYTES = 32
-"""What a GPU's memory moves at once."""
+"""Bytes that the memory of an NVIDIA GPU moves at once. A row that touches more sectors than it needs is slow."""
 
 EXACT_FLOAT_BITS = {"bfloat16": 8, "float16": 11, "float32": 24, "float64": 53}
+"""Bits of the significand. A float type with n bits holds every whole number up to 2**n exactly."""
+
 INTEGER_BITS = {"int8": 7, "uint8": 8, "int16": 15, "uint16": 16, "int32": 31, "uint32": 32, "int64": 63}
+"""Bits of the largest value. An integer type with n bits holds addresses below 2**n."""
+
 FLOAT_ENDS = {"float16": 1 << 16}
-"""What rounds to this or beyond becomes an infinity, where that can happen to an address."""
+"""Numbers that round to this or more become infinite. The other float types end far beyond any address."""
 
 ADDRESS_TYPES = (*EXACT_FLOAT_BITS, *INTEGER_BITS)
+"""Number types in which a kernel may keep addresses."""
 
 
 def step_alike(source: View, target: View) -> Iterator[Finding]:
-    """Row width, block stride and block count of the two sides of a copy."""
+    """Find differences of row width, block stride and number of blocks between the two sides of a copy."""
     names, storage = (source.name, target.name), source.storage.name
-    ours, theirs = _row_bytes(source), _row_bytes(target)
-    if ours != theirs:
-        kind = "truncated" if ours < theirs else "oversized"
-        text = f"a block of {source.name} is {ours} bytes and of {target.name} {theirs}"
+    source_row, target_row = _row_bytes(source), _row_bytes(target)
+    if source_row != target_row:
+        kind = "truncated" if source_row < target_row else "oversized"
+        text = f"a block of {source.name} has {counted(source_row, 'byte')} and a block of {target.name} {target_row}"
         blocks = min(_blocks(source), _blocks(target))
         if blocks:
-            yield Finding(kind, names, storage, blocks, abs(ours - theirs) * blocks, text=text)
+            yield Finding(kind, names, storage, blocks, abs(source_row - target_row) * blocks, text=text)
     steps = [view.stride[0] * view.itemsize if _blocks(view) > 1 else None for view in (source, target)]
     if None not in steps and steps[0] != steps[1]:
-        text = f"{source.name} steps {steps[0]} bytes from block to block and {target.name} {steps[1]}"
+        text = (
+            f"the block stride of {source.name} is {counted(steps[0], 'byte')}, "
+            f"but the block stride of {target.name} is {steps[1]}"
+        )
         blocks = min(_blocks(source), _blocks(target)) - 1
-        yield Finding("misplaced", names, storage, blocks, blocks * min(ours, theirs), text=text)
+        yield Finding("misplaced", names, storage, blocks, blocks * min(source_row, target_row), text=text)
     if _blocks(source) != _blocks(target):
-        text = f"{source.name} has {_blocks(source)} blocks and {target.name} {_blocks(target)}"
+        text = f"{source.name} has {counted(_blocks(source), 'block')} and {target.name} has {_blocks(target)}"
         yield Finding("index_space", names, storage, abs(_blocks(source) - _blocks(target)), None, text=text)
 
 
@@ -54,146 +67,150 @@ def _row_bytes(view: View) -> int:
 
 
 def ids_in_range(claim: Maps, view: View) -> Iterator[Finding]:
-    """Ids beyond the table, and a consumer that steps another distance from id to id."""
+    """Find ids that have no blocks in the view, and a consumer whose step from id to id is not that of the view."""
     if claim.count < 0 or claim.ratio < 1:
-        raise ValueError(f"{claim.name}: {claim.count} ids of {claim.ratio} blocks each make no index space")
+        raise ValueError(
+            f"{claim.name}: {claim.count} ids with {claim.ratio} blocks per id are not possible: "
+            f"count must be at least 0 and ratio at least 1"
+        )
     held = _blocks(view) // claim.ratio
     if claim.count > held:
+        last = f"id {held} has" if claim.count - held == 1 else f"ids {held} to {claim.count - 1} have"
         text = (
-            f"{claim.name} counts ids 0 to {claim.count - 1}, and {view.name} holds {held}"
-            f" (its {_blocks(view)} blocks, {claim.ratio} an id): {_ids(held, claim.count)} no place in it"
+            f"{claim.name} has ids 0 to {claim.count - 1}, but {view.name} has room for {counted(held, 'id')} "
+            f"({counted(_blocks(view), 'block')}, {claim.ratio} per id): {last} no place in it"
         )
         yield Finding("index_space", (view.name,), view.storage.name, claim.count - held, None, text=text)
     step = view.stride[0] * view.itemsize * claim.ratio if view.shape else 0
     if claim.stride_bytes is not None and claim.stride_bytes != step and claim.count > 1:
-        text = f"{claim.name} steps {claim.stride_bytes} bytes from id to id, and an id of {view.name} is {step} bytes"
-        wrong = claim.count - 1
-        yield Finding("index_space", (view.name,), view.storage.name, wrong, None, text=text)
-
-
-def _ids(first: int, stop: int) -> str:
-    return f"id {first} has" if stop - first == 1 else f"ids {first} to {stop - 1} have"
+        text = (
+            f"{claim.name} takes ids to be {counted(claim.stride_bytes, 'byte')} apart, "
+            f"but in {view.name} they are {counted(step, 'byte')} apart"
+        )
+        yield Finding("index_space", (view.name,), view.storage.name, claim.count - 1, None, text=text)
 
 
 def addressable(view: View, address_type: str) -> Iterator[Finding]:
-    """Element addresses (offset and strides in elements) that a number type cannot hold exactly.
+    """Find elements whose address, counted in elements, a number type cannot hold exactly.
 
     Raises:
-        TooMuchWorkError: the view meets itself too often, or its strides leave too many residues.
+        TooMuchWorkError: too many elements overlap, or the alignment of the addresses is too much work to count.
     """
     one_of("address_type", address_type, ADDRESS_TYPES)
     if not view.num_elements:
         return
-    unit = View(view.name, view.storage, view.shape, view.stride, view.offset)
+    unit = replace(view, itemsize=1)  # the same strides: an address in bytes is now an address in elements
     low, high = unit.span_bytes
     ranges = list(_inexact_ranges(address_type, low, high))
     parts = _address_parts(unit) if ranges else []
-    bad = [_misses(parts, *found) for found in ranges]
-    if any(bad):
-        first = _first_miss(parts, *next(found for found, count in zip(ranges, bad, strict=True) if count))
-        count = sum(bad) * prod(size for step, size in zip(unit.stride, unit.shape, strict=True) if step == 0)
+    inexact = [_count_inexact(parts, *found) for found in ranges]
+    if any(inexact):
+        first = _first_inexact(parts, *next(r for r, count in zip(ranges, inexact, strict=True) if count))
+        repeats = prod(size for step, size in zip(unit.stride, unit.shape, strict=True) if step == 0)
         text = f"element address {first} is the first that {address_type} cannot hold"
         text += f" (it becomes {_rounded(first, address_type)})" if address_type in EXACT_FLOAT_BITS else ""
-        places = (place(view, index) for index in (locate(unit, first),) if index is not None)
-        yield Finding("index_space", (view.name,), view.storage.name, count, None, tuple(places), text=text)
+        index = locate(unit, first)
+        example = () if index is None else (place(view, index),)
+        yield Finding("index_space", (view.name,), view.storage.name, sum(inexact) * repeats, None, example, text=text)
 
 
 def _rounded(number: int, address_type: str) -> int | str:
-    """What a float makes of an integer: to nearest, ties to even, and an infinity beyond the largest."""
+    """Return the float nearest to an integer: of two equally near the even one, and inf beyond the largest."""
     sign, number = ("-", -number) if number < 0 else ("", number)
-    shift = max(number.bit_length() - EXACT_FLOAT_BITS[address_type], 0)
+    shift = max(number.bit_length() - EXACT_FLOAT_BITS[address_type], 0)  # low bits that do not fit
     half, rest = (1 << shift) >> 1, number & ((1 << shift) - 1)
-    whole = number >> shift
-    rounded = (whole + (rest > half or (rest == half and shift > 0 and whole & 1))) << shift
+    kept = number >> shift
+    rounded = (kept + (rest > half or (rest == half and shift > 0 and kept & 1))) << shift
     if rounded >= FLOAT_ENDS.get(address_type, rounded + 1):
         return f"{sign}inf"
     return -rounded if sign else rounded
 
 
 def _inexact_ranges(address_type: str, low: int, high: int) -> Iterator[tuple[int, int, int]]:
-    """Ranges of addresses, ascending, of which only multiples of a grain are exact; grain 0: none is."""
+    """Yield ranges (first, end, grain) of addresses in which only multiples of ``grain`` are exact, ascending.
+
+    Grain 0 means that no address in the range is exact. Example: float32 holds all whole numbers up to 2**24, from
+    there to 2**25 the multiples of 2, and to 2**26 the multiples of 4.
+    """
     if address_type in INTEGER_BITS:
         limit = 1 << INTEGER_BITS[address_type]
         ranges = [(low, 0 if address_type.startswith("u") else -limit, 0), (limit, high, 0)]
     else:
         bits, beyond = EXACT_FLOAT_BITS[address_type], max(high, 1 - low)
         end = min(FLOAT_ENDS.get(address_type, beyond), beyond)
-        scales = [(1 << n, min(2 << n, end), 2 << (n - bits)) for n in range(bits, end.bit_length())]
-        scales += [(end, beyond, 0)]
-        ranges = [*((1 - stop, 1 - start, grain) for start, stop, grain in reversed(scales)), *scales]
+        positive = [(1 << n, min(2 << n, end), 2 << (n - bits)) for n in range(bits, end.bit_length())]
+        positive += [(end, beyond, 0)]
+        ranges = [*((1 - stop, 1 - start, grain) for start, stop, grain in reversed(positive)), *positive]
     for first, stop, grain in ranges:
         if max(low, first) < min(high, stop):
             yield max(low, first), min(high, stop), grain
 
 
 def _address_parts(unit: View) -> list[tuple[int, Dims]]:
-    """First address and dims of parts in which no address occurs twice; axes of stride 0 are left out."""
+    """Return first address and dims of parts of a view in which no address occurs twice."""
     start, dims = normal_dims(unit)
-    return [(start + shift, _merged(part)) for shift, part in nested_parts(dims, 1, unit.name)]
+    return [(start + shift, merge_dims(part)) for shift, part in nested_parts(dims, 1, unit.name)]
 
 
-def _merged(dims: Dims) -> Dims:
-    """Dims of which each continues where the one inside it ends taken together."""
-    merged: Dims = []
-    for step, size in dims:
-        if merged and step == merged[-1][0] * merged[-1][1]:
-            merged[-1] = (merged[-1][0], merged[-1][1] * size)
-        else:
-            merged.append((step, size))
-    return merged
-
-
-def _misses(parts: Sequence[tuple[int, Dims]], start: int, stop: int, grain: int) -> int:
-    """How many addresses in ``[start, stop)`` are no multiples of ``grain``; with grain 0 all of them."""
+def _count_inexact(parts: Sequence[tuple[int, Dims]], start: int, stop: int, grain: int) -> int:
+    """Count the addresses in ``[start, stop)`` that are not multiples of ``grain``; all of them if grain is 0."""
     return sum(
-        sign * (_below(*part, end, 1) - (_below(*part, end, grain) if grain else 0))
+        sign * (_count_below(*part, end, 1) - (_count_below(*part, end, grain) if grain else 0))
         for part in parts
         for sign, end in ((1, stop), (-1, start))
     )
 
 
-def _below(base: int, dims: Dims, stop: int, grain: int) -> int:
-    """Addresses of nested dims from ``base`` on that are below ``stop`` and multiples of ``grain``.
+def _count_below(base: int, dims: Dims, stop: int, grain: int) -> int:
+    """Count the addresses of nested dims, starting at ``base``, that are below ``stop`` and multiples of ``grain``.
 
-    Those below are a box an axis: all outer indices at their last, this one short of its own, the inner ones free.
+    Addresses rise in the order of the indices, because the dims are nested. So the addresses below ``stop`` are
+    counted axis by axis, the largest step first. If all inner addresses of the indices 0, ..., n - 1 are below
+    ``stop``, they are one equation for count_congruent. Index n is below ``stop`` only in part: it stays fixed, and
+    the next inner axis is counted in the same way.
+
+    Example: rows [0, 4), [10, 14), [20, 24) and stop 12. Row 0 lies below 12. Row 1 is fixed, and its columns 0 and 1
+    lie below 12. The count for grain 1 is 4 + 2.
     """
     count = 0
-    for place_, (step, size) in reversed(list(enumerate(dims))):
+    for axis, (step, size) in reversed(list(enumerate(dims))):
         if base >= stop:
             return count
-        full = min((stop - base) // step, size)
-        if full:
-            count += count_congruent([(step, full), *dims[:place_]], -base, grain)
-        if full == size:
+        complete = min((stop - base) // step, size)
+        if complete:
+            count += count_congruent([(step, complete), *dims[:axis]], -base, grain)
+        if complete == size:
             return count
-        base += full * step
+        base += complete * step
     return count + (base < stop and base % grain == 0)
 
 
-def _first_miss(parts: Sequence[tuple[int, Dims]], start: int, stop: int, grain: int) -> int:
-    """The lowest address in ``[start, stop)`` that is no multiple of ``grain``; there is one."""
+def _first_inexact(parts: Sequence[tuple[int, Dims]], start: int, stop: int, grain: int) -> int:
+    """Return the lowest address in ``[start, stop)`` that is not a multiple of ``grain``, by bisection. It exists."""
     low, high = start, stop
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if _misses(parts, start, middle, grain) else (middle, high)
+        low, high = (low, middle) if _count_inexact(parts, start, middle, grain) else (middle, high)
     return low
 
 
 def aligned(claim: Aligned, view: View) -> Iterator[Finding]:
-    """Rows (all axes but the last) that do not start at a multiple of the boundary, and the sectors that rows touch.
+    """Find rows that do not start at a multiple of the boundary, and count the sectors that rows touch.
+
+    A row is one index of all axes but the last.
 
     Raises:
-        TooMuchWorkError: the strides leave too many residues of the boundary.
+        TooMuchWorkError: the view has too many different strides to count its rows.
     """
     boundary = claim.boundary_bytes
     if boundary < 1:
-        raise ValueError(f"a boundary is at least 1 byte, not {boundary}")
+        raise ValueError(f"boundary_bytes must be at least 1, not {boundary}")
     if not view.num_elements:
         return
     severity = "error" if claim.required else "warning"
     slow = "" if claim.required else ": legal and slow"
-    if claim.strides and (told := _lone_strides(view, boundary)):
-        text = f"a single index hides {told}, no multiple of {boundary}{slow}"
+    if claim.strides and (strides := _hidden_strides(view, boundary)):
+        text = f"{strides}, not a multiple of {boundary}; no row shows it, because the axis has a single index{slow}"
         yield Finding("unaligned", (view.name,), view.storage.name, None, None, severity=severity, text=text)
     dims = [(step * view.itemsize, size) for step, size in zip(view.stride[:-1], view.shape[:-1], strict=True)]
     rows = prod(size for _, size in dims)
@@ -201,60 +218,71 @@ def aligned(claim: Aligned, view: View) -> Iterator[Finding]:
     if not off:
         return
     last = (view.stride[-1] * view.itemsize, view.shape[-1]) if view.shape else (0, 1)
-    touched = _sectors(view.offset * view.itemsize, dims, last, view.itemsize)
+    touched = _count_sectors(view.offset * view.itemsize, dims, last, view.itemsize)
+    at_best = rows * _count_sectors(0, [], last, view.itemsize)
+    row_bytes = counted(last[1] * view.itemsize, "byte")
     text = (
-        f"{off} of {rows} rows of {last[1] * view.itemsize} bytes do not start at a multiple of {boundary}; they touch "
-        f"{touched} sectors of {SECTOR_BYTES} bytes, and aligned ones would touch "
-        f"{rows * _sectors(0, [], last, view.itemsize)}"
+        f"{off} of {counted(rows, 'row')} of {row_bytes} {'does' if off == 1 else 'do'} not start at a multiple of "
+        f"{boundary}; all rows together touch {counted(touched, 'sector')} of {SECTOR_BYTES} bytes, and would touch "
+        f"{at_best} if aligned{_repetition(view, boundary)}{slow}"
     )
-    text += _every(view, boundary) + slow
-    row = _first_off(view, boundary)
+    row = _first_unaligned(view, boundary)
     yield Finding("unaligned", (view.name,), view.storage.name, off, None, row, severity=severity, text=text)
 
 
-def _sectors(start: int, dims: Dims, last: tuple[int, int], itemsize: int) -> int:
-    """Sectors that rows touch, each row's counted by itself.
+def _count_sectors(start: int, dims: Dims, last: tuple[int, int], itemsize: int) -> int:
+    """Count the sectors that rows touch, each row by itself.
 
-    A row's elements go upwards, so that each touches as many new ones as its last sector lies beyond its first,
-    or beyond the last of the element before.
+    A sector counts at the first element of the row that touches it. The first element of a row touches all its
+    sectors first. A later element touches first only those after the last sector of the element before it. Both
+    numbers depend only on the position of the element in its sector, one of 32. So the elements are counted by their
+    position, and multiplied.
+
+    Args:
+        start: first byte of row 0.
+        dims: axes of the rows, in bytes.
+        last: step in bytes and size of the axis inside a row.
     """
     step, size = last
-    if step < 0:
+    if step < 0:  # go through the row upwards
         start, step = start + (size - 1) * step, -step
-    begins = np.arange(SECTOR_BYTES)
-    ends = (begins + itemsize - 1) // SECTOR_BYTES
-    new = np.minimum(ends + 1, ends - (begins + itemsize - 1 - step) // SECTOR_BYTES)
-    return sum(
-        int((_residues(first, axes) * fresh).sum())
-        for first, axes, fresh in ((start, dims, ends + 1), (start + step, [*dims, (step, size - 1)], new))
-    )
+    position = np.arange(SECTOR_BYTES)
+    last_sector = (position + itemsize - 1) // SECTOR_BYTES  # counted from the sector of the first byte, as number 0
+    sectors_of_first = last_sector + 1
+    last_sector_before = (position - step + itemsize - 1) // SECTOR_BYTES  # of the element one step before
+    sectors_of_later = np.minimum(sectors_of_first, last_sector - last_sector_before)
+    first_elements = _count_positions(start, dims)
+    later_elements = _count_positions(start + step, [*dims, (step, size - 1)])
+    return int((first_elements * sectors_of_first).sum() + (later_elements * sectors_of_later).sum())
 
 
-def _residues(start: int, dims: Dims) -> np.ndarray:
-    """How many sums start at each byte of a sector."""
+def _count_positions(start: int, dims: Dims) -> np.ndarray:
+    """Return how many elements start at each byte of a sector: Python integers, shape (SECTOR_BYTES,)."""
     return np.array([count_congruent(dims, byte - start, SECTOR_BYTES) for byte in range(SECTOR_BYTES)], object)
 
 
-def _lone_strides(view: View, boundary_bytes: int) -> str:
-    """Strides off the boundary of axes with a single index, in words."""
-    names = view.axes or tuple(f"axis {axis}" for axis in range(len(view.shape)))
-    lone = zip(names[:-1], view.stride[:-1], view.shape[:-1], strict=True)
-    off = [f"a stride of {step * view.itemsize} bytes along {name}" for name, step, size in lone if size == 1
-           and step * view.itemsize % boundary_bytes]  # fmt: skip
+def _axis_names(view: View) -> tuple[str, ...]:
+    return view.axes or tuple(f"axis {axis}" for axis in range(len(view.shape)))
+
+
+def _hidden_strides(view: View, boundary_bytes: int) -> str:
+    """Name the strides of axes with a single index that are not multiples of the boundary."""
+    axes = zip(_axis_names(view)[:-1], view.stride[:-1], view.shape[:-1], strict=True)
+    strides = ((name, step * view.itemsize) for name, step, size in axes if size == 1)
+    off = [f"{name} has a stride of {counted(step, 'byte')}" for name, step in strides if step % boundary_bytes]
     return ", ".join(off)
 
 
-def _every(view: View, boundary_bytes: int) -> str:
-    """After how many steps along each axis a row's place behind a boundary comes back."""
-    names = view.axes or tuple(f"axis {axis}" for axis in range(len(view.shape)))
-    steps = zip(names, view.stride[:-1], view.shape[:-1], strict=False)
-    cycles = ((name, boundary_bytes // gcd(step * view.itemsize, boundary_bytes), size) for name, step, size in steps)
-    told = [f"{cycle} along {name}" for name, cycle, size in cycles if 1 < cycle < size]
-    return f"; the same place behind a boundary comes back every {', '.join(told)}" if told else ""
+def _repetition(view: View, boundary_bytes: int) -> str:
+    """Say after how many steps along each axis rows start at the same distance from a boundary again."""
+    axes = zip(_axis_names(view), view.stride[:-1], view.shape[:-1], strict=False)
+    cycles = ((name, boundary_bytes // gcd(step * view.itemsize, boundary_bytes), size) for name, step, size in axes)
+    steps = [f"{cycle} along {name}" for name, cycle, size in cycles if 1 < cycle < size]
+    return f"; the distance from a boundary repeats every {', '.join(steps)}" if steps else ""
 
 
-def _first_off(view: View, boundary_bytes: int) -> tuple:
-    """The first row off the boundary, the lowest where strides go upwards: the origin or one step along an axis."""
+def _first_unaligned(view: View, boundary_bytes: int) -> tuple[Place, ...]:
+    """Return the first row that is not aligned: row 0, or one step along the axis with the smallest stride."""
     origin = (0,) * len(view.shape)
     candidates = [origin]
     for axis in sorted(range(len(view.shape) - 1), key=lambda axis: (abs(view.stride[axis]), -axis)):
@@ -264,38 +292,41 @@ def _first_off(view: View, boundary_bytes: int) -> tuple:
 
 
 def declared(claim: Declared, view: View, readings: Sequence[View]) -> Iterator[Finding]:
-    """More than one reading that fits, and no word as which."""
+    """Find a shape that can be read in several ways, if no declaration says which one is meant."""
     if claim.declared:
         one_of("declared", claim.declared, claim.readings)
         return
     size = view.storage.nbytes
     fitting = [
-        r
-        for r in readings
-        if r.num_elements and r.storage == view.storage and r.span_bytes[0] >= 0 and r.span_bytes[1] <= size
+        reading
+        for reading in readings
+        if reading.num_elements
+        and reading.storage == view.storage
+        and reading.span_bytes[0] >= 0
+        and reading.span_bytes[1] <= size
     ]
-    maps = {(r.shape, _normal_stride(r), r.offset, r.itemsize, r.axes) for r in fitting}
+    maps = {(r.shape, _relevant_stride(r), r.offset, r.itemsize, r.axes) for r in fitting}
     if len(maps) > 1:
         text = f"{len(maps)} readings of shape {view.shape} fit: {', '.join(r.name for r in fitting)}"
-        text += f"; {_in_common(fitting)}; declare one"
+        text += f"; {_describe_shared(fitting)}; declare one"
         names = (view.name, *(r.name for r in fitting if r.name != view.name))
         yield Finding("ambiguous", names, view.storage.name, view.num_elements, None, text=text)
 
 
-def _normal_stride(view: View) -> tuple[int, ...]:
-    """The stride of an axis with a single index says nothing."""
+def _relevant_stride(view: View) -> tuple[int, ...]:
+    """Return the strides, with 0 for an axis of a single index: its stride places nothing."""
     return tuple(step if size > 1 else 0 for step, size in zip(view.stride, view.shape, strict=True))
 
 
-def _in_common(readings: Sequence[View]) -> str:
-    """Distinct bytes that all readings claim, and how many each one claims."""
+def _describe_shared(readings: Sequence[View]) -> str:
+    """Say how many bytes each reading has, and how many bytes all readings share."""
     try:
-        regions = Sweep([byte_lanes(r) for r in readings], [r.itemsize for r in readings]).regions(1)
-    except TooMuchWorkError:
-        return "what they share was not counted"
+        regions = Sweep([byte_sets(r) for r in readings], [r.itemsize for r in readings]).regions(1)
+    except TooMuchWorkError as error:
+        return f"the bytes that they share were not counted: {error}"
     shared = sum(region.bytes for region in regions if len(region.members) == len(readings))
     own = [sum(region.bytes for region in regions if n in region.members) for n in range(len(readings))]
     if set(own) == {shared}:
-        return f"they claim the same {shared} bytes, under another index map each"
+        return f"they claim the same {counted(shared, 'byte')} in another order of the indices"
     each = f"{own[0]} bytes each" if len(set(own)) == 1 else f"{', '.join(map(str, own[:-1]))} and {own[-1]} bytes"
     return f"they claim {each} and share {shared} of them"

@@ -1,4 +1,12 @@
-"""Checks on byte sets and index maps: bounds, self-overlap, collisions, misplaced elements, equal sets."""
+"""Which bytes do two views share? Counted exactly, for views of any strides.
+
+Example: a K scale view over bytes [8, 12) of every block and K data over [0, 12) share 4 bytes per block. If a claim
+says that they are disjoint, this is a collision. The module also finds elements outside their storage, elements of one
+view that overlap, and the difference of two views that should cover the same bytes.
+
+All views are counted together by a :class:`~kvviz.audit.sweep.Sweep` if their strides have a short common period.
+Otherwise each pair of views is counted by itself, by solving an equation.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -7,263 +15,335 @@ from math import gcd
 
 import numpy as np
 
-from kvviz.audit.byte_sets import BUDGET, Pattern, TooMuchWorkError, all_byte_lanes, byte_lanes, interval, normal_dims
-from kvviz.audit.counting import locate, pair_solutions
-from kvviz.audit.findings import Finding, Place
-from kvviz.audit.sweep import VISIT, Region, Sweep
+from kvviz.audit.byte_sets import (
+    BUDGET,
+    Pattern,
+    TooMuchWorkError,
+    byte_range,
+    byte_sets,
+    byte_sets_of_all,
+    geometry,
+    normal_dims,
+)
+from kvviz.audit.counting import pair_solutions
+from kvviz.audit.elements import place_of_byte
+from kvviz.audit.findings import Finding, counted
+from kvviz.audit.sweep import VISIT_COST, Region, Sweep
 from kvviz.audit.view import View
 
 MAX_PLACES = 10_000
-"""Views that claim different bytes whose places a check of collisions tells in all."""
+"""Number of views for which one claim looks up example places. Findings after it have counts, but no example."""
 
+PAIR_BUDGET = 20_000_000
+"""Work limit of one claim whose views are counted in pairs: equations to solve. Later pairs are not counted."""
 
-def place(view: View, index: tuple[int, ...]) -> Place:
-    """The record of one element."""
-    start = view.start_of(index)
-    return Place(view.name, index, view.where(index), start, start + view.itemsize)
+PAIR_COST = 5_000
+"""Cost of looking at one pair of views, in equations. It counts towards :data:`PAIR_BUDGET`."""
 
+MAX_PAIRS = 8_192
+"""Largest number of pairs of views that one claim compares. One finding names the views that are left."""
 
-def place_of_byte(view: View, byte: int) -> tuple[Place, ...]:
-    """The place of an element that covers ``byte``, or nothing if none was found."""
-    index = locate(view, byte)
-    return () if index is None else (place(view, index),)
+EASY_WORK, HARD_WORK = 1 << 6, 1 << 14
+"""Candidates that numpy may try to decide if two views overlap: in the first attempt, and in the second one."""
+
+MAX_HARD_PAIRS = 64
+"""Pairs of views for which one claim makes the second attempt. For further pairs, overlap stays possible."""
+
+SELF_OVERLAP_SET_COST = 1 << 9
+"""Cost of each byte set of a view whose elements overlap, in byte ranges. All such views share one BUDGET."""
+
+SELF_OVERLAP_REFUSED_COST = 1 << 18
+"""Cost of a view whose elements overlap and that needs too many byte sets, in byte ranges."""
+
+NOT_COUNTED = (
+    "these views overlap, but the shared bytes were not counted: their strides have no short common period, and the "
+    "work limit is reached; claim fewer views at once"
+)
+MAY_OVERLAP = (
+    "these views may overlap: it was not decided, because their strides have no short common period and the work "
+    "limit is reached; claim fewer views at once"
+)
+PAIRS_LEFT = (
+    "not judged: the strides have no short common period, and only the first {} pairs of views were compared, "
+    "without these views; claim fewer views at once"
+)
 
 
 def out_of_bounds(view: View) -> Iterator[Finding]:
-    """Elements that reach past the storage, and the bytes outside."""
+    """Find elements that reach outside the storage, and count their bytes there."""
     low, high = view.span_bytes
-    if view.num_elements == 0 or (low >= 0 and high <= view.storage.nbytes):
-        return
     size = view.storage.nbytes
-    cells, bytes_, example, text = None, None, (), f"reaches bytes [{low}, {high}) of a storage of {size}"
+    if view.num_elements == 0 or (low >= 0 and high <= size):
+        return
+    elements, bytes_, example, text = None, None, (), f"reaches bytes [{low}, {high}) of a storage of {size} bytes"
     try:
-        sweep = Sweep([byte_lanes(view), [interval(0, size)]], [view.itemsize, 1])
+        sweep = Sweep([byte_sets(view), [byte_range(0, size)]], [view.itemsize, 1])
         outside = next(region for region in sweep.regions(1) if region.members == (0,))
-        cells, bytes_, example = outside.elements[0], outside.bytes, place_of_byte(view, outside.first)
+        elements, bytes_, example = outside.elements[0], outside.bytes, place_of_byte(view, outside.first)
     except TooMuchWorkError as error:
-        text += f"; how many was not counted: {error}"
-    yield Finding("out_of_bounds", (view.name,), view.storage.name, cells, bytes_, example, text=text)
+        text += f"; the number of bytes outside was not counted: {error}"
+    yield Finding("out_of_bounds", (view.name,), view.storage.name, elements, bytes_, example, text=text)
 
 
-def self_overlap(view: View, ground) -> Iterator[Finding]:
-    """Indices of one view that meet on a byte."""
+class SelfOverlaps:
+    """Counts bytes that two elements of one view share. All views of an audit share one work limit."""
+
+    def __init__(self) -> None:
+        self._left = BUDGET
+        self._known: dict[tuple, tuple[int, int, int]] = {}  # by geometry without the offset
+
+    def count(self, view: View) -> tuple[int, int, int]:
+        """Return how many elements and bytes overlap, and the first such byte, from the lowest byte of the view.
+
+        Raises:
+            TooMuchWorkError: the work limit is reached.
+        """
+        start, dims = normal_dims(view)
+        key = (tuple(dims), view.itemsize, view.num_elements)
+        if key not in self._known:
+            if self._left <= 0:
+                raise TooMuchWorkError(
+                    f"the views before this one have used the work limit of {BUDGET} byte ranges; audit this view alone"
+                )
+            work = SELF_OVERLAP_REFUSED_COST
+            try:
+                sets = byte_sets(view)
+                sweep = Sweep([[one] for one in sets], [view.itemsize] * len(sets), budget=self._left)
+                work = len(sets) * SELF_OVERLAP_SET_COST
+                regions = sweep.regions()
+                work += sweep.work
+            finally:
+                self._left -= work
+            first = min((region.first for region in regions), default=start) - start
+            self._known[key] = (sum(sum(r.elements) for r in regions), sum(r.bytes for r in regions), first)
+        return self._known[key]
+
+
+def self_overlap(view: View, lookup) -> Iterator[Finding]:
+    """Find elements of one view that share bytes.
+
+    Args:
+        lookup: the :class:`~kvviz.audit.placement.OwnerLookup` of the audit.
+    """
     if view.nested or view.num_elements == 0:
         return
     names, storage = (view.name,), view.storage.name
     try:
-        cells, bytes_, first = ground.meetings(view)
+        elements, bytes_, first = lookup.self_overlaps.count(view)
     except TooMuchWorkError as error:
-        yield Finding("self_overlap", names, storage, None, None, text=f"may meet itself: {error}")
+        text = f"elements of this view may overlap; this was not counted: {error}"
+        yield Finding("self_overlap", names, storage, None, None, text=text)
         return
     if bytes_:
         start, _ = view.span_bytes
-        yield Finding("self_overlap", names, storage, cells, bytes_, place_of_byte(view, start + first))
-
-
-def classes(views: Sequence[View]) -> list[list[View]]:
-    """Views of one storage that claim the very same bytes in the same elements, together."""
-    found: dict[tuple, list[View]] = {}
-    for view in views:
-        found.setdefault(_bytes_key(view), []).append(view)
-    return list(found.values())
-
-
-def _bytes_key(view: View) -> tuple:
-    start, dims = normal_dims(view)
-    return start, tuple(dims), view.itemsize, view.num_elements
+        yield Finding("self_overlap", names, storage, elements, bytes_, place_of_byte(view, start + first))
 
 
 def by_storage(views: Sequence[View]) -> list[list[View]]:
-    """Views grouped by the storage they lie in; empty views are left out."""
+    """Group views by their storage. Empty views are left out."""
     groups: dict[str, list[View]] = {}
     for view in views:
         groups.setdefault(view.storage.name, []).extend([view] if view.num_elements else [])
     return [group for group in groups.values() if group]
 
 
+def by_geometry(views: Sequence[View]) -> list[list[View]]:
+    """Group views of one storage whose elements cover the very same bytes. A count takes each group once."""
+    groups: dict[tuple, list[View]] = {}
+    for view in views:
+        groups.setdefault(geometry(view), []).append(view)
+    return list(groups.values())
+
+
 def collisions(views: Sequence[View], witnesses: bool = True) -> Iterator[Finding]:
-    """One finding for each set of claimants that share bytes; the first of them with :data:`MAX_PLACES` examples."""
-    left = MAX_PLACES if witnesses else 0
-    solved: dict[tuple, list[Region]] = {}  # storages of one geometry are swept once
-    for group in by_storage(views):
-        kinds = classes(group)
-        key = (group[0].storage.nbytes, *((_bytes_key(kind[0]), len(kind)) for kind in kinds))
+    """Find bytes that several views share: one finding for each set of views.
+
+    Args:
+        witnesses: True to look up an example, for :data:`MAX_PLACES` views at most.
+    """
+    places_left = MAX_PLACES if witnesses else 0
+    known: dict[tuple, list[Region]] = {}  # storages whose views have equal geometry are counted once
+    for in_storage in by_storage(views):
+        groups = by_geometry(in_storage)
+        key = (in_storage[0].storage.nbytes, *((geometry(group[0]), len(group)) for group in groups))
         try:
-            regions = solved[key] if key in solved else _shared_regions(kinds, group[0].storage.nbytes)
-            solved[key] = regions
+            if key not in known:
+                known[key] = _shared_regions(groups, in_storage[0].storage.nbytes)
         except TooMuchWorkError:
-            yield from drifting_collisions(kinds)
+            yield from _collisions_by_pair(groups)
             continue
-        order = {view.name: number for number, view in enumerate(group)}
-        for region in regions:
-            yield _collision(region, kinds, order, left > 0)
-            left -= len(region.members)
+        order = {view.name: number for number, view in enumerate(in_storage)}
+        for region in known[key]:
+            yield _collision(region, groups, order, places_left > 0)
+            places_left -= len(region.members)
 
 
-def _shared_regions(kinds: Sequence[Sequence[View]], nbytes: int) -> list[Region]:
-    """Regions of the storage that at least two views share. Bytes outside it are another finding's."""
-    owners = all_byte_lanes([kind[0] for kind in kinds])
-    itemsizes, weights, least = [kind[0].itemsize for kind in kinds], [len(kind) for kind in kinds], 2
-    if all(kind[0].span_bytes[0] >= 0 and kind[0].span_bytes[1] <= nbytes for kind in kinds):
+def _shared_regions(groups: Sequence[Sequence[View]], nbytes: int) -> list[Region]:
+    """Return the regions of a storage of ``nbytes`` bytes that at least two views share.
+
+    Bytes outside the storage are left out: ``out_of_bounds`` reports them. If there are any, the storage itself
+    becomes an owner. Its weight is that of all views together, so that a region with it and two views can be asked for.
+    """
+    owners = byte_sets_of_all([group[0] for group in groups])
+    itemsizes, weights, least = [group[0].itemsize for group in groups], [len(group) for group in groups], 2
+    if all(group[0].span_bytes[0] >= 0 and group[0].span_bytes[1] <= nbytes for group in groups):
         return Sweep(owners, itemsizes, weights).regions(least)
-    heavy = sum(weights)
-    regions = Sweep([*owners, [interval(0, nbytes)]], [*itemsizes, 1], [*weights, heavy]).regions(heavy + least)
+    all_views = sum(weights)
+    sweep = Sweep([*owners, [byte_range(0, nbytes)]], [*itemsizes, 1], [*weights, all_views])
+    regions = sweep.regions(all_views + least)
     return [replace(region, members=region.members[:-1], elements=region.elements[:-1]) for region in regions]
 
 
-def _collision(region: Region, kinds: Sequence[Sequence[View]], order: dict[str, int], witnesses: bool) -> Finding:
-    members = sorted((view for m in region.members for view in kinds[m]), key=lambda view: order[view.name])
-    cells = sum(count * len(kinds[m]) for m, count in zip(region.members, region.elements, strict=True))
-    ends = {view.name: view for m in region.members for view in (kinds[m][0], kinds[m][-1])} if witnesses else {}
+def _collision(region: Region, groups: Sequence[Sequence[View]], order: dict[str, int], witnesses: bool) -> Finding:
+    """Return the finding of one region. The example has the first and the last view of each group."""
+    members = sorted((view for m in region.members for view in groups[m]), key=lambda view: order[view.name])
+    elements = sum(count * len(groups[m]) for m, count in zip(region.members, region.elements, strict=True))
+    ends = {view.name: view for m in region.members for view in (groups[m][0], groups[m][-1])} if witnesses else {}
     shown = sorted(ends.values(), key=lambda view: order[view.name])
     example = tuple(p for view in shown for p in place_of_byte(view, region.first))
     names = tuple(view.name for view in members)
-    return Finding("collision", names, members[0].storage.name, cells, region.bytes, example)
+    return Finding("collision", names, members[0].storage.name, elements, region.bytes, example)
 
 
 def same_bytes(part: View, whole: View) -> Iterator[Finding]:
-    """What ``part`` lacks of ``whole``, and what it has beside it.
+    """Find bytes of ``whole`` that ``part`` lacks, and bytes of ``part`` that do not belong to ``whole``.
 
     Raises:
-        ValueError: they lie in different storages.
+        ValueError: the views lie in different storages.
     """
     if part.storage != whole.storage:
-        raise ValueError(f"{part.name} lies in {part.storage.name} and {whole.name} in {whole.storage.name}")
-    sweep = Sweep([byte_lanes(part), byte_lanes(whole)], [part.itemsize, whole.itemsize])
+        raise ValueError(
+            f"{part.name} lies in {part.storage.name} and {whole.name} in {whole.storage.name}: "
+            f"the two views must lie in one storage"
+        )
+    names, storage = (part.name, whole.name), part.storage.name
+    sweep = Sweep([byte_sets(part), byte_sets(whole)], [part.itemsize, whole.itemsize])
     for region in sweep.regions(1):
+        if len(region.members) == 2:
+            continue
+        counts, bytes_ = (region.elements[0], region.bytes), counted(region.bytes, "byte")
         if region.members == (0,):
-            text = f"{region.bytes} bytes of {part.name} are none of {whole.name}'s"
-            example = place_of_byte(part, region.first)
-            yield Finding("oversized", (part.name, whole.name), part.storage.name, *_sizes(region), example, text=text)
-        elif region.members == (1,):
-            text = f"{region.bytes} bytes of {whole.name} are missing from {part.name}"
-            example = place_of_byte(whole, region.first)
-            yield Finding("truncated", (part.name, whole.name), part.storage.name, *_sizes(region), example, text=text)
+            text = f"{part.name} has {bytes_} that {whole.name} does not have"
+            yield Finding("oversized", names, storage, *counts, place_of_byte(part, region.first), text=text)
+        else:
+            text = f"{part.name} lacks {bytes_} of {whole.name}"
+            yield Finding("truncated", names, storage, *counts, place_of_byte(whole, region.first), text=text)
 
 
-def _sizes(region: Region) -> tuple[int, int]:
-    return region.elements[0], region.bytes
+def shared_bytes(a: Pattern, b: Pattern, budget: int = BUDGET) -> int:
+    """Count the bytes that two patterns share, also if their steps have no short common period.
 
+    Take one byte range of ``a``, starting at s in each copy, and one of ``b``, starting at t. In copy x of ``a`` and
+    copy y of ``b`` the range of ``a`` starts ``distance = (s + a.step * x) - (t + b.step * y)`` bytes after the range
+    of ``b``. The two share bytes only if the distance lies between ``-a.width`` and ``b.width``. For each such
+    distance, :func:`~kvviz.audit.counting.pair_solutions` counts the pairs (x, y) that have it.
 
-NOT_COUNTED = "they overlap; the strides drift so that the bytes were not counted within the budget"
-NOT_DECIDED = "they may overlap; the strides drift so that neither that nor the bytes were settled within the budget"
-PAIR_BUDGET = 20_000_000
-"""Pairs of runs and distances that one claim may solve where strides drift."""
-
-PAIR_COST = 5_000
-"""Pairs of runs that looking at a pair of views counts for."""
-
-MAX_PAIRS = 8_192
-"""Pairs of views that one claim takes one by one."""
-
-NOT_TAKEN = f"not judged: the strides drift, the first {MAX_PAIRS} pairs of views were taken one by one"
-
-EASY, HARD, HARD_PAIRS = 1 << 6, 1 << 14, 64
-"""Candidates that numpy tries to settle whether two views meet, and for how many pairs it may try the more."""
-
-
-def drifting_bytes(a: Pattern, b: Pattern, budget: int = BUDGET) -> int:
-    """Bytes that two patterns share, whatever their steps: closed form over pairs of runs.
-
-    Two runs at a distance meet as often as ``a.step * x - b.step * y`` takes that value in the box of counts.
+    Example: steps 6 and 4, s = t = 0, both widths 2. Distances are multiples of gcd(6, 4) = 2, so only the distance 0
+    leaves shared bytes: 2 bytes for each solution of ``6 * x - 4 * y == 0``.
 
     Raises:
-        TooMuchWorkError: more than ``budget`` pairs of runs and distances.
+        TooMuchWorkError: more than ``budget`` equations.
     """
     if a.stop <= b.base or b.stop <= a.base:
         return 0
-    grain = gcd(a.step, b.step)
-    pairs, reach = len(a.starts) * len(b.starts), -(-(a.width + b.width - 1) // grain)
-    if pairs * reach > budget:
-        raise TooMuchWorkError(f"{pairs} pairs of runs at {reach} distances exceed the budget of {budget}")
-    distances = (a.base + a.starts)[:, None] - (b.base + b.starts)
-    lowest = -a.width + 1 + (distances + a.width - 1) % grain
-    meet = lowest[..., None] + np.arange(reach, dtype=np.int64) * grain
-    shared = np.maximum(np.minimum(meet + a.width, b.width) - np.maximum(meet, 0), 0)
-    target = meet - distances[..., None]
+    divisor = gcd(a.step, b.step)
+    # Possible distances of two given ranges differ by multiples of the divisor. These are all that can share bytes:
+    pairs, num_distances = len(a.starts) * len(b.starts), -(-(a.width + b.width - 1) // divisor)
+    if pairs * num_distances > budget:
+        raise TooMuchWorkError(
+            f"{pairs} pairs of byte ranges with {num_distances} distances each exceed the work limit of {budget}"
+        )
+    first_copies = (a.base + a.starts)[:, None] - (b.base + b.starts)
+    lowest = -a.width + 1 + (first_copies + a.width - 1) % divisor
+    distances = lowest[..., None] + np.arange(num_distances, dtype=np.int64) * divisor
+    shared = np.maximum(np.minimum(distances + a.width, b.width) - np.maximum(distances, 0), 0)
+    target = distances - first_copies[..., None]
     return int((shared * pair_solutions(target, (a.step, a.count), (b.step, b.count))).sum())
 
 
-def drifting_collisions(kinds: Sequence[Sequence[View]]) -> Iterator[Finding]:
-    """Where strides drift: each pair of classes by itself, in closed form, or only yes or no past the budget.
+def _collisions_by_pair(groups: Sequence[Sequence[View]]) -> Iterator[Finding]:
+    """Find shared bytes pair by pair, for views whose strides have no short common period.
 
-    Views beyond :data:`MAX_PAIRS` pairs are told in one finding.
+    Numpy first decides if the two views overlap at all. Pairs that may overlap are then counted within
+    :data:`PAIR_BUDGET`. After :data:`MAX_PAIRS` pairs, one finding names the views that are left.
     """
-    left, hard = PAIR_BUDGET, HARD_PAIRS
-    for kind in kinds:
-        if len(kind) > 1:
-            yield Finding("collision", tuple(v.name for v in kind), kind[0].storage.name, None, _own_bytes(kind[0]))
-    pairs, rest = _close_pairs([kind[0] for kind in kinds])
-    ghosts = {number: np.asarray(_Ghost(kinds[number][0])) for number in sorted(set(chain(*pairs)))}
+    work_left, hard_left = PAIR_BUDGET, MAX_HARD_PAIRS
+    for group in groups:
+        if len(group) > 1:
+            bytes_ = group[0].num_elements * group[0].itemsize if group[0].nested else None
+            yield Finding("collision", tuple(v.name for v in group), group[0].storage.name, None, bytes_)
+    pairs, left = _close_pairs([group[0] for group in groups])
+    arrays = {number: np.asarray(_AddressesOnly(groups[number][0])) for number in sorted(set(chain(*pairs)))}
     for one, other in pairs:
-        meet = _meet(ghosts[one], ghosts[other], EASY)
-        if meet is None and hard:
-            meet, hard = _meet(ghosts[one], ghosts[other], HARD), hard - 1
-        if meet is False:
+        overlap = _overlap(arrays[one], arrays[other], EASY_WORK)
+        if overlap is None and hard_left:
+            overlap, hard_left = _overlap(arrays[one], arrays[other], HARD_WORK), hard_left - 1
+        if overlap is False:
             continue
-        bytes_, spent = _pair_bytes(kinds[one][0], kinds[other][0], left)
-        left -= spent
-        if meet and bytes_ == 0:  # numpy and the count contradict each other: say so rather than nothing
+        bytes_, work = _count_pair(groups[one][0], groups[other][0], work_left)
+        work_left -= work
+        if overlap and bytes_ == 0:  # numpy and the count contradict each other: report the pair without a count
             bytes_ = None
         if bytes_ != 0:
-            text = "" if bytes_ is not None else NOT_COUNTED if meet else NOT_DECIDED
-            views = (*kinds[one], *kinds[other])
+            text = "" if bytes_ is not None else NOT_COUNTED if overlap else MAY_OVERLAP
+            views = (*groups[one], *groups[other])
             yield Finding("collision", tuple(v.name for v in views), views[0].storage.name, None, bytes_, text=text)
-    if rest:
-        views = [view for number in rest for view in kinds[number]]
-        text = f"{NOT_TAKEN}, and not these"
+    if left:
+        views = [view for number in left for view in groups[number]]
+        text = PAIRS_LEFT.format(MAX_PAIRS)
         yield Finding("collision", tuple(v.name for v in views), views[0].storage.name, None, None, text=text)
 
 
 def _close_pairs(views: Sequence[View]) -> tuple[list[tuple[int, int]], list[int]]:
-    """Numbers of views whose spans overlap, pair by pair, and the numbers of those left where they are too many."""
+    """Return index pairs of views whose spans overlap, and the indices of the views that were not paired.
+
+    The second list is empty unless there are more than :data:`MAX_PAIRS` pairs.
+    """
     order = sorted(range(len(views)), key=lambda number: views[number].span_bytes[0])
     lows = np.array([views[number].span_bytes[0] for number in order], np.int64)
     stops = np.searchsorted(lows, [views[number].span_bytes[1] for number in order])
     pairs: list[tuple[int, int]] = []
-    rest: set[int] = set()
-    for place, (number, stop) in enumerate(zip(order, stops.tolist(), strict=True)):
-        others = order[place + 1 : stop]
-        if len(pairs) + len(others) <= MAX_PAIRS and not rest:
-            pairs += [(min(number, other), max(number, other)) for other in others]
-        elif others:
-            rest.update(order[place:])
+    left: list[int] = []
+    for position, (number, stop) in enumerate(zip(order, stops.tolist(), strict=True)):
+        others = order[position + 1 : stop]
+        if len(pairs) + len(others) > MAX_PAIRS:
+            left = order[position:]
             break
-    return sorted(pairs), sorted(rest)
+        pairs += [(min(number, other), max(number, other)) for other in others]
+    return sorted(pairs), sorted(left)
 
 
-def _own_bytes(view: View) -> int | None:
-    return view.num_elements * view.itemsize if view.nested else None
+def _count_pair(a: View, b: View, budget: int) -> tuple[int | None, int]:
+    """Return the bytes that two views share, and the work done.
 
-
-def _pair_bytes(a: View, b: View, budget: int) -> tuple[int | None, int]:
-    """Bytes that two views share and the work that it took; None past the budget or where a view meets itself."""
+    The bytes are None if the work would exceed ``budget``, or if elements of one view overlap.
+    """
     if not (a.nested and b.nested) or budget <= 0:
         return None, 0
     try:
-        ours, theirs = byte_lanes(a)[0], byte_lanes(b)[0]
-        runs = sum(len(p.starts) for p in ours) * sum(len(q.starts) for q in theirs)
-        work = PAIR_COST + runs + len(ours) * len(theirs) * VISIT
+        (ours,), (theirs,) = byte_sets(a), byte_sets(b)
+        pairs = sum(len(p.starts) for p in ours) * sum(len(q.starts) for q in theirs)
+        work = PAIR_COST + pairs + len(ours) * len(theirs) * VISIT_COST
         if work > budget:
             return None, PAIR_COST
-        return sum(drifting_bytes(p, q) for p in ours for q in theirs), work
+        return sum(shared_bytes(p, q) for p in ours for q in theirs), work
     except TooMuchWorkError:
         return None, PAIR_COST
 
 
-class _Ghost:
-    """An array that exists by its address alone; nobody reads it."""
+class _AddressesOnly:
+    """An array with the addresses of a view and without memory. numpy compares the addresses and reads nothing."""
 
     def __init__(self, view: View) -> None:
         strides = tuple(step * view.itemsize for step in view.stride)
-        base = (1 << 40) + view.offset * view.itemsize
+        base = (1 << 40) + view.offset * view.itemsize  # far from 0, so that an address below the storage is positive
         self.__array_interface__ = {
             "version": 3, "shape": view.shape, "typestr": f"|V{view.itemsize}", "strides": strides, "data": (base, True)
         }  # fmt: skip
 
 
-def _meet(a: np.ndarray, b: np.ndarray, work: int) -> bool | None:
-    """Whether two ghosts share a byte, by numpy's bounded search; None where ``work`` candidates did not settle it."""
+def _overlap(a: np.ndarray, b: np.ndarray, work: int) -> bool | None:
+    """Return True if two arrays share a byte, or None if numpy cannot decide it with ``work`` candidates."""
     try:
         return bool(np.shares_memory(a, b, max_work=work))
     except (np.exceptions.TooHardError, ValueError, OverflowError):

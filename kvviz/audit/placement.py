@@ -1,4 +1,9 @@
-"""Whether each element of a view is where it belongs, and whose bytes it hits if it is not."""
+"""Is each element of a view where it belongs, and if not, whose bytes does it use?
+
+Example: the K scale of token 0 belongs at bytes [128, 132), right after its data, but the view puts it at [8, 12).
+The element is misplaced, and it overwrites 4 bytes that the K data own. A *rightful map* is a view that says where
+each element belongs. A *displaced* view is one whose elements are not all where its rightful map puts them.
+"""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,237 +13,255 @@ import numpy as np
 
 from kvviz.audit.byte_sets import (
     BUDGET,
-    Lane,
+    ByteSet,
     TooMuchWorkError,
-    all_byte_lanes,
-    byte_lanes,
-    interval,
+    byte_range,
+    byte_sets_of_all,
+    geometry,
     normal_dims,
-    start_lanes,
+    start_sets,
 )
 from kvviz.audit.claims import BelongsAt, Follows
-from kvviz.audit.counting import first_wrong, same_places
+from kvviz.audit.elements import first_wrong, place, place_of_byte, same_places
 from kvviz.audit.findings import Finding, Place
-from kvviz.audit.overlap import _bytes_key, place, place_of_byte
-from kvviz.audit.sweep import VISIT, Sweep
+from kvviz.audit.overlap import SelfOverlaps
+from kvviz.audit.sweep import VISIT_COST, Sweep
 from kvviz.audit.view import Storage, View
 
 OUTSIDE, PADDING = "outside the storage", "padding"
+"""Names for bytes that no view owns: those outside the storage, and those inside it."""
+
+MAX_LISTED = 1 << 20
+"""If elements of a view overlap, they are listed one by one, up to this number. Larger views are not counted."""
 
 
-ALONE, REFUSED = 1 << 9, 1 << 18
-"""Runs that a lane of a view which meets itself counts for, and a view with too many lanes to be begun."""
+class OwnerLookup:
+    """Answers which owner has a byte, and whose bytes the elements of displaced views use. One audit makes one lookup.
 
-
-LISTED = 1 << 20
-"""Elements of a view that meets itself which are listed one by one."""
-
-
-class Ground:
-    """What one audit works out about its views once: who rightfully lies where, and what displaced views hit there.
-
-    Where several owners share a byte, data go before anything else, and then the owner named last.
+    Answers are kept, so that many claims on equal geometries cost one count. If several owners share a byte, the
+    owner of data is taken before any other, and among equals the last one given.
 
     Args:
-        homes: who rightfully owns what.
-        placed: for each claim on a view's place the view and its rightful map.
-        witnesses: whether examples and hits are wanted.
+        owners: the views that rightfully own bytes.
+        placed: for each claim about places: the view, and its rightful map.
+        witnesses: True if examples and hit owners are wanted.
+
+    Attributes:
+        placed, witnesses: the arguments.
+        parts: what :mod:`kvviz.audit.blocks` computes about views once per audit.
+        self_overlaps: counts elements of one view that overlap.
     """
 
     def __init__(
-        self, homes: Sequence[View], placed: Mapping[BelongsAt | Follows, tuple[View, View]], witnesses: bool
+        self, owners: Sequence[View], placed: Mapping[BelongsAt | Follows, tuple[View, View]], witnesses: bool
     ) -> None:
         self.placed, self.witnesses = placed, witnesses
-        self.parts: dict = {}  # what ``kvviz.audit.blocks`` cuts views into, by what they are cut for
-        self._homes: dict[str, list[View]] = {}
-        for home in sorted((home for home in homes if home.num_elements), key=lambda view: view.role == "data"):
-            self._homes.setdefault(home.storage.name, []).append(home)
-        self._right: dict[tuple[View, View], int] = {}
-        self._same: dict[tuple, bool] = {}
-        self._found: dict[tuple, Counter] = {}
-        self._meetings: dict[tuple, tuple[int, int, int]] = {}
-        self._home_lanes: dict[str, list[list[Lane]]] = {}
-        self._left = self._left_alone = BUDGET
+        self.parts: dict = {}
+        self.self_overlaps = SelfOverlaps()
+        self._work_left = BUDGET
+        self._owners: dict[str, list[View]] = {}  # by storage; data last, because the last owner of a byte is taken
+        for owner in sorted((owner for owner in owners if owner.num_elements), key=lambda view: view.role == "data"):
+            self._owners.setdefault(owner.storage.name, []).append(owner)
+        self._owner_sets: dict[str, list[list[ByteSet]]] = {}
+        self._owner_spans: dict[str, np.ndarray] = {}
+        # Storages of equal size, with owners of equal geometry, get the same number and share their counts.
+        self._storage_number: dict[str, int] = {}
+        self._number_of_geometry: dict[tuple, int] = {}
+        self._num_right: dict[tuple[View, View], int] = {}
+        self._same_starts: dict[tuple, bool] = {}
+        self._hit_counts: dict[tuple, Counter] = {}
         self._places: dict[tuple[int, str], tuple[Place, ...]] = {}
-        self._spans: dict[str, np.ndarray] = {}
-        self._geometries: dict[tuple, int] = {}
-        self._keys: dict[str, int] = {}  # which of the geometries a storage has
 
-    def right(self, view: View, rightful: View) -> int:
-        """How many elements of a view are where its rightful map has them."""
-        if (view, rightful) not in self._right:
+    def num_right(self, view: View, rightful: View) -> int:
+        """Return how many elements of a view are where its rightful map has them."""
+        if (view, rightful) not in self._num_right:
             right = 0 if view.storage != rightful.storage else same_places(view, rightful)
-            self._right[view, rightful] = right
-        return self._right[view, rightful]
+            self._num_right[view, rightful] = right
+        return self._num_right[view, rightful]
 
-    def same_set(self, view: View, rightful: View) -> bool:
-        """Whether both start their elements at the same set of places."""
+    def same_starts(self, view: View, rightful: View) -> bool:
+        """Return True if the elements of both views start at the same set of bytes, in any order."""
         low, high = view.span_bytes
         if (low, high - view.itemsize) != (rightful.span_bytes[0], rightful.span_bytes[1] - rightful.itemsize):
             return False
-        dims, theirs = normal_dims(view)[1], normal_dims(rightful)[1]
-        if dims == theirs:
+        dims, rightful_dims = normal_dims(view)[1], normal_dims(rightful)[1]
+        if dims == rightful_dims:
             return True
-        key = (tuple(dims), tuple(theirs), view.num_elements)
-        if key not in self._same:
-            self._same[key] = _same_starts(view, rightful)
-        return self._same[key]
+        key = (tuple(dims), tuple(rightful_dims), view.num_elements)
+        if key not in self._same_starts:
+            self._same_starts[key] = _compare_starts(view, rightful)
+        return self._same_starts[key]
 
-    def meetings(self, view: View) -> tuple[int, int, int]:
-        """Cells and bytes at which a view meets itself, and the first such byte behind the view's lowest.
-
-        Raises:
-            TooMuchWorkError: the budget that all views of the audit share for this is spent.
-        """
-        start, dims = normal_dims(view)
-        key = (tuple(dims), view.itemsize, view.num_elements)
-        if key not in self._meetings:
-            if self._left_alone <= 0:
-                raise TooMuchWorkError(f"the budget of {BUDGET} runs that an audit has for this is spent")
-            work = REFUSED
-            try:
-                lanes = byte_lanes(view)
-                sweep = Sweep([[lane] for lane in lanes], [view.itemsize] * len(lanes), budget=self._left_alone)
-                work = len(lanes) * ALONE
-                regions = sweep.regions()
-                work += sweep.work
-            finally:
-                self._left_alone -= work
-            first = min((region.first for region in regions), default=start) - start
-            self._meetings[key] = (sum(sum(r.elements) for r in regions), sum(r.bytes for r in regions), first)
-        return self._meetings[key]
+    def place(self, byte: int, storage: str) -> tuple[Place, ...]:
+        """Return the owner's element at a byte, as a tuple of one, or () if no view owns the byte."""
+        if (byte, storage) not in self._places:
+            owners = self._owners.get(storage, ())
+            if storage not in self._owner_spans:
+                spans = np.array([owner.span_bytes for owner in owners], np.int64).reshape(-1, 2)
+                self._owner_spans[storage] = spans
+            low, high = self._owner_spans[storage].T
+            near = (owners[number] for number in np.flatnonzero((low <= byte) & (byte < high))[::-1].tolist())
+            self._places[byte, storage] = next((found for owner in near if (found := place_of_byte(owner, byte))), ())
+        return self._places[byte, storage]
 
     def hits(self, view: View, rightful: View) -> tuple[tuple[str, int], ...]:
-        """Counts by owner of what the elements of ``view`` that are not in place hit."""
-        counts, right = Counter(self._under(view)), self.right(view, rightful)
+        """Count the misplaced elements of ``view`` by the owner of their first byte, the largest count first.
+
+        Raises:
+            TooMuchWorkError: the work limit of the audit is reached.
+        """
+        counts, right = Counter(self._hits_of_all(view)), self.num_right(view, rightful)
         if right:
-            counts -= self._in_place(view, rightful, right)
+            counts -= self._hits_of_right(view, rightful, right)
         named = {f"{w}, at another index" if w == rightful.name else w: n for w, n in counts.items() if n}
         return tuple(sorted(named.items(), key=lambda item: (-item[1], item[0])))
 
-    def place(self, byte: int, storage: str) -> tuple[Place, ...]:
-        """The owner's element under a byte, or nothing."""
-        if (byte, storage) not in self._places:
-            homes = self._homes.get(storage, ())
-            if storage not in self._spans:
-                self._spans[storage] = np.array([home.span_bytes for home in homes], np.int64).reshape(-1, 2)
-            low, high = self._spans[storage].T
-            there = (homes[number] for number in np.flatnonzero((low <= byte) & (byte < high))[::-1].tolist())
-            self._places[byte, storage] = next((found for home in there if (found := place_of_byte(home, byte))), ())
-        return self._places[byte, storage]
+    def _hits_of_right(self, view: View, rightful: View, right: int) -> Counter:
+        """Count the elements in their rightful place by the owner of their first byte.
 
-    def _in_place(self, view: View, rightful: View, right: int) -> Counter:
-        """What lies under the elements that are right: their owner, or who goes before it."""
-        under = self._under(rightful)
-        if len(under) == 1:
-            return Counter({next(iter(under)): right})
-        if view.num_elements > LISTED:
-            raise TooMuchWorkError(f"{rightful.name} itself lies under {len(under)} owners")
-        places = view.starts.ravel()[view.starts.ravel() == rightful.starts.ravel()]
-        return Counter(self._name(int(byte), view) for byte in places)
+        This need not be the view itself: another owner of the same byte may be taken before it.
+        """
+        owners = self._hits_of_all(rightful)
+        if len(owners) == 1:
+            return Counter({next(iter(owners)): right})
+        if view.num_elements > MAX_LISTED:
+            raise TooMuchWorkError(
+                f"the rightful place of {rightful.name} has {len(owners)} owners, and its {view.num_elements} elements "
+                f"are too many to list (at most {MAX_LISTED})"
+            )
+        starts = view.starts.ravel()
+        return Counter(self._owner_name(int(byte), view) for byte in starts[starts == rightful.starts.ravel()])
 
-    def _name(self, byte: int, view: View) -> str:
+    def _owner_name(self, byte: int, view: View) -> str:
         if not 0 <= byte < view.storage.nbytes:
             return OUTSIDE
         found = self.place(byte, view.storage.name)
         return found[0].view if found else PADDING
 
-    def _under(self, view: View) -> dict[str, int]:
-        """Elements by the name of what their first byte hits. Storages of one geometry are counted once."""
-        storage, homes = view.storage, self._homes.get(view.storage.name, [])
-        if storage.name not in self._keys:
-            geometry = (storage.nbytes, *map(_bytes_key, homes))
-            self._keys[storage.name] = self._geometries.setdefault(geometry, len(self._geometries))
-            with suppress(TooMuchWorkError):  # together they may drift; then one by one
-                self._count(storage, homes, self._displaced(storage), together=True)
-        key = (self._keys[storage.name], _bytes_key(view))
-        if key not in self._found:
-            if self._left <= 0:
-                raise TooMuchWorkError(f"the budget of {BUDGET} runs that an audit has for this is spent")
-            self._count(storage, homes, {key: view})
-        names = (OUTSIDE, PADDING)
-        return {names[k] if k < 2 else homes[k - 2].name: n for k, n in self._found[key].items()}
+    def _hits_of_all(self, view: View) -> dict[str, int]:
+        """Count all elements of a view by the owner of their first byte."""
+        storage, owners = view.storage, self._owners.get(view.storage.name, [])
+        if storage.name not in self._storage_number:
+            key = (storage.nbytes, *map(geometry, owners))
+            self._storage_number[storage.name] = self._number_of_geometry.setdefault(key, len(self._number_of_geometry))
+            # One sweep counts all displaced views of the storage. If together they have no short common period, each
+            # view is counted by itself, when it is needed.
+            with suppress(TooMuchWorkError):
+                self._count_hits(storage, self._displaced(storage), together=True)
+        key = self._hit_key(view)
+        if key not in self._hit_counts:
+            if self._work_left <= 0:
+                raise TooMuchWorkError(
+                    f"the views before this one have used the work limit of {BUDGET} byte ranges; "
+                    f"check the place of this view alone"
+                )
+            self._count_hits(storage, {key: view})
+        names = (OUTSIDE, PADDING, *(owner.name for owner in owners))
+        return {names[number]: count for number, count in self._hit_counts[key].items()}
+
+    def _hit_key(self, view: View) -> tuple:
+        """Return a key of equal counts: equal storages, and elements of equal geometry."""
+        return self._storage_number[view.storage.name], geometry(view)
 
     def _displaced(self, storage: Storage) -> dict[tuple, View]:
-        """Views of a storage, one of each form, about whose elements it will be asked what they hit."""
+        """Return the displaced views of a storage that are not counted yet, one per geometry.
+
+        If some elements of a view are right, its rightful map is counted too: see :meth:`hits`.
+        """
         wanted = {}
         for view, rightful in self.placed.values():
-            right = self.right(view, rightful)
-            for asked in (view, rightful) if right else (view,):
-                key = (self._keys[storage.name], _bytes_key(asked))
-                if right < view.num_elements and asked.storage == storage and key not in self._found:
-                    wanted.setdefault(key, asked)
+            right = self.num_right(view, rightful)
+            for candidate in (view, rightful) if right else (view,):
+                if right < view.num_elements and candidate.storage == storage:
+                    key = self._hit_key(candidate)
+                    if key not in self._hit_counts:
+                        wanted.setdefault(key, candidate)
         return wanted
 
-    def _count(self, storage: Storage, homes: Sequence[View], views: dict[tuple, View], together: bool = False) -> None:
-        """Elements of each view by the number of what they hit: 0 outside, 1 padding, then the homes.
+    def _count_hits(self, storage: Storage, views: dict[tuple, View], together: bool = False) -> None:
+        """Count the elements of views by what has their first byte: 0 outside, 1 padding, 2 the first owner, ...
 
-        The storage itself is an owner too, so that outside shows. What is counted one by one shares a budget.
+        The sweep takes the storage as its owner number 0 and the owners after it. The views have a weight of more than
+        all these together, so that only regions with a view are returned.
+
+        Args:
+            together: True for all views of a storage. Views that are counted one by one share a work limit.
         """
         if not views:
             return
-        if storage.name not in self._home_lanes:
-            self._home_lanes[storage.name] = [[interval(0, storage.nbytes)], *all_byte_lanes(homes)]
-        owners = [*self._home_lanes[storage.name], *map(start_lanes, views.values())]
-        light = len(homes) + 1
-        found = [Counter() for _ in views]
-        sweep = Sweep(owners, weights=[1] * light + [light + 1] * len(views), budget=BUDGET if together else self._left)
+        owners = self._owners.get(storage.name, [])
+        if storage.name not in self._owner_sets:
+            self._owner_sets[storage.name] = [[byte_range(0, storage.nbytes)], *byte_sets_of_all(owners)]
+        sets = [*self._owner_sets[storage.name], *map(start_sets, views.values())]
+        first_view = len(owners) + 1
+        weights = [1] * first_view + [first_view + 1] * len(views)
+        counts = [Counter() for _ in views]
+        sweep = Sweep(sets, weights=weights, budget=BUDGET if together else self._work_left)
         try:
-            regions = sweep.regions(light + 1)
+            regions = sweep.regions(first_view + 1)
         finally:
-            self._left -= 0 if together else sweep.work + len(owners) * VISIT
+            self._work_left -= 0 if together else sweep.work + len(sets) * VISIT_COST
         for region in regions:
-            under = max((m for m in region.members if m < light), default=-1) + 1
+            owner = max((m for m in region.members if m < first_view), default=-1) + 1  # the last one given is taken
+            inside = region.members[0] == 0
             for member, count in zip(region.members, region.elements, strict=True):
-                if member >= light:
-                    found[member - light][under if region.members[0] == 0 else 0] += count
-        self._found.update(zip(views, found, strict=True))
+                if member >= first_view:
+                    counts[member - first_view][owner if inside else 0] += count
+        self._hit_counts.update(zip(views, counts, strict=True))
 
 
-def misplaced(view: View, rightful: View, ground: Ground) -> Iterator[Finding]:
-    """Elements that are not where ``rightful`` has them, and what they hit instead."""
+def misplaced(view: View, rightful: View, lookup: OwnerLookup) -> Iterator[Finding]:
+    """Find elements that are not where ``rightful`` has them, and the owners of the bytes where they are instead.
+
+    Raises:
+        ValueError: the shapes differ.
+    """
     if view.shape != rightful.shape:
         raise ValueError(
             f"{view.name} has shape {view.shape} and its rightful map {rightful.shape}: they must be equal"
         )
     elsewhere = view.storage != rightful.storage
-    cells = view.num_elements - ground.right(view, rightful)
-    if not cells:
+    wrong = view.num_elements - lookup.num_right(view, rightful)
+    if not wrong:
         return
-    kind = "misplaced" if elsewhere or not ground.same_set(view, rightful) else "permuted"
-    found, text, example = (), f"belongs in {rightful.storage.name}" if elsewhere else "", ()
-    if ground.witnesses:
-        lowest = view.lowest if elsewhere else _first_wrong(view, rightful)
-        landed, meant = place(view, lowest), place(rightful, lowest)
-        example = (landed, meant, *ground.place(landed.start_bytes, view.storage.name))
+    kind = "misplaced" if elsewhere or not lookup.same_starts(view, rightful) else "permuted"
+    hits, text, example = (), f"belongs in {rightful.storage.name}" if elsewhere else "", ()
+    if lookup.witnesses:
+        index = view.lowest if elsewhere else _first_wrong(view, rightful)
+        found, meant = place(view, index), place(rightful, index)
+        example = (found, meant, *lookup.place(found.start_bytes, view.storage.name))
         try:
-            found = ground.hits(view, rightful)
+            hits = lookup.hits(view, rightful)
         except TooMuchWorkError as error:
-            text = f"what lies there was not counted: {error}"
-    bytes_ = _wrong_bytes(view, rightful, cells)
-    yield Finding(kind, (view.name,), view.storage.name, cells, bytes_, example, found, text=text)
+            text = f"the owners of the bytes where these elements lie were not counted: {error}"
+    bytes_ = _wrong_bytes(view, rightful, wrong)
+    yield Finding(kind, (view.name,), view.storage.name, wrong, bytes_, example, hits, text=text)
 
 
 def _first_wrong(view: View, rightful: View) -> tuple[int, ...]:
-    if view.nested or view.num_elements > LISTED:
+    """Return the index of the lowest misplaced element."""
+    if view.nested or view.num_elements > MAX_LISTED:
         return first_wrong(view, rightful)
     starts = view.starts.ravel()
     wrong = np.flatnonzero(starts != rightful.starts.ravel())
     return view.index(int(wrong[np.argmin(starts[wrong])]))
 
 
-def _wrong_bytes(view: View, rightful: View, cells: int) -> int | None:
-    """Distinct bytes of the misplaced elements; None for a large view that meets itself."""
+def _wrong_bytes(view: View, rightful: View, wrong: int) -> int | None:
+    """Count the distinct bytes of misplaced elements. None for a large view whose elements overlap."""
     if view.nested:
-        return cells * view.itemsize
-    if view.num_elements > LISTED:
+        return wrong * view.itemsize
+    if view.num_elements > MAX_LISTED:
         return None
-    wrong = view.starts.ravel() != rightful.starts.ravel() if view.storage == rightful.storage else slice(None)
-    return len(np.unique(view.bytes_of(view.starts.ravel()[wrong])))
+    starts = view.starts.ravel()
+    selected = starts != rightful.starts.ravel() if view.storage == rightful.storage else slice(None)
+    return len(np.unique(view.bytes_of(starts[selected])))
 
 
-def _same_starts(view: View, rightful: View) -> bool:
+def _compare_starts(view: View, rightful: View) -> bool:
+    """Return True if both views have the same first bytes. False also if this is too much work to count."""
     try:
-        return all(len(region.members) == 2 for region in Sweep([start_lanes(view), start_lanes(rightful)]).regions(1))
+        sweep = Sweep([start_sets(view), start_sets(rightful)])
+        return all(len(region.members) == 2 for region in sweep.regions(1))
     except TooMuchWorkError:
         return False

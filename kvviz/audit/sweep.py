@@ -1,29 +1,339 @@
-"""Which byte sets cover each byte of a storage, and how many bytes each combination of them shares."""
+"""Counts which owners share which bytes: cut a storage where a byte range begins or ends, and look at each interval.
+
+Example: K owns [0, 8) and V owns [4, 12). The cuts give three intervals: [0, 4) is K's, [4, 8) belongs to both, and
+[8, 12) is V's. An owner is anything with bytes: a view, a part of a view, or the storage itself.
+
+A cache repeats the same intervals block by block. So the storage is divided into *periods*, as long as the least
+common multiple of all steps. Periods in which the same patterns are fully present look the same: one of them is cut
+into intervals, and its counts are multiplied.
+"""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import lcm
 
 import numpy as np
 
-from kvviz.audit.byte_sets import BUDGET, FEW_RUNS, Lane, Pattern, TooMuchWorkError, interval
+from kvviz.audit.byte_sets import BUDGET, ByteSet, Pattern, TooMuchWorkError, byte_range
 
-WORD = 62
-"""Lanes whose openness one number tells."""
+WORD_BITS = 62
+"""Byte sets per word of a bit mask. A word is an int64, and 62 bits keep it positive."""
+
+FEW_RANGES = 1 << 14
+"""If all byte sets together have at most this many byte ranges, the whole storage is taken as one period."""
+
+FEW_SET_RANGES = 64
+"""A byte set of at most this many byte ranges is listed range by range, because a single range fits any period."""
+
+VISIT_COST = 64
+"""Cost of looking at one byte set in one period, in byte ranges. It counts towards the work limit."""
+
+MEMBER_COST = 4
+"""Cost of each byte set of a combination that covers an interval, in byte ranges. It counts towards the work limit."""
 
 
-def touched_elements(points: np.ndarray, sizes: np.ndarray, itemsize: int, groups: np.ndarray) -> list[int]:
-    """Elements of ``itemsize`` bytes that the intervals of each group touch; groups begin at the given positions."""
-    first, last = points // itemsize, (points + sizes - 1) // itemsize
+@dataclass(frozen=True)
+class Region:
+    """All bytes that belong to exactly the same owners.
+
+    Attributes:
+        members: numbers of the owners, ascending.
+        bytes: number of bytes.
+        first: the lowest byte.
+        elements: for each member, how many of its elements have at least one of these bytes.
+    """
+
+    members: tuple[int, ...]
+    bytes: int
+    first: int
+    elements: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Intervals:
+    """The intervals of one period, in ascending order. The same byte sets cover all bytes of an interval.
+
+    Attributes:
+        periods: number of equal periods that these intervals stand for.
+        starts, sizes: first byte and number of bytes of each interval: int64, shape (intervals,).
+        combinations: distinct combinations of byte sets: the numbers of the sets, ascending.
+        combination: for each interval its position in ``combinations``: int64, shape (intervals,).
+    """
+
+    periods: int
+    starts: np.ndarray
+    sizes: np.ndarray
+    combinations: list[tuple[int, ...]]
+    combination: np.ndarray
+
+    def at(self, selection: np.ndarray | slice) -> "Intervals":
+        """Return the selected intervals."""
+        selected = (self.starts[selection], self.sizes[selection])
+        return Intervals(self.periods, *selected, self.combinations, self.combination[selection])
+
+    def covered_by(self, combinations: Iterable[int]) -> "Intervals":
+        """Return the intervals whose combination has one of the given positions."""
+        wanted = np.zeros(len(self.combinations), bool)
+        wanted[list(combinations)] = True
+        return self.at(wanted[self.combination])
+
+
+class Sweep:
+    """Owners of bytes in one storage, and the intervals and regions that they share.
+
+    Args:
+        owners: the byte sets of each owner, as :func:`kvviz.audit.byte_sets.byte_sets` returns them.
+        itemsizes: bytes of an element of each owner; elements start at multiples of this number. Default 1.
+        weights: how many claimants each owner stands for. Default 1; more if several views have equal geometry.
+        budget: work limit, in byte ranges.
+
+    Attributes:
+        owner_of: the number of the owner of each byte set. Byte sets are numbered owner by owner.
+        period: length of a period in bytes.
+        work: work done until now, in byte ranges.
+
+    Raises:
+        TooMuchWorkError: by :meth:`intervals` and :meth:`regions`, if they need more work than ``budget``.
+    """
+
+    def __init__(
+        self,
+        owners: Sequence[Sequence[ByteSet]],
+        itemsizes: Sequence[int] | None = None,
+        weights: Sequence[int] | None = None,
+        budget: int = BUDGET,
+    ) -> None:
+        self.owner_of = [number for number, sets in enumerate(owners) for _ in sets]
+        self.work = 0
+        self._sets = [_list_ranges(byte_set) for sets in owners for byte_set in sets]
+        self._patterns = [pattern for byte_set in self._sets for pattern in byte_set]
+        self._low = np.array([min((p.base for p in byte_set), default=0) for byte_set in self._sets], np.int64)
+        self._high = np.array([max((p.stop for p in byte_set), default=0) for byte_set in self._sets], np.int64)
+        self._itemsizes = list(itemsizes) if itemsizes is not None else [1] * len(owners)
+        self._weights = list(weights) if weights is not None else [1] * len(owners)
+        self._set_weights = np.asarray([self._weights[owner] for owner in self.owner_of], np.int64)
+        self._budget = budget
+        self.period = self._choose_period(lcm(*self._itemsizes))
+
+    def regions(self, least: int = 2) -> list[Region]:
+        """Return the regions that have at least ``least`` claimants, ordered by their lowest byte."""
+        found: dict[tuple[int, ...], Region] = {}
+        for table in self.intervals(least):
+            for new in self._regions_of(table, least):
+                old = found.get(new.members)
+                found[new.members] = new if old is None else _joined(old, new)
+        return sorted(found.values(), key=lambda region: (region.first, region.members))
+
+    def intervals(self, least: int = 1) -> Iterator[Intervals]:
+        """Return the intervals that have at least ``least`` claimants, as one table for each kind of period."""
+        for start, periods in self._distinct_periods():
+            table = self._intervals_of(start, periods, least)
+            if table is not None:
+                yield table
+
+    def count_elements(self, table: Intervals, owner: int, combinations: Iterable[int]) -> int:
+        """Count the elements of one owner that touch intervals of ``table``, in one period.
+
+        Args:
+            combinations: positions of the combinations whose intervals count.
+        """
+        positions: dict[int, list[int]] = {}  # of the combinations in which each byte set of the owner occurs
+        for position in combinations:
+            for number in table.combinations[position]:
+                if self.owner_of[number] == owner:
+                    positions.setdefault(number, []).append(position)
+        one_group = np.zeros(1, np.int64)
+        count = 0
+        for here in map(table.covered_by, positions.values()):
+            count += touched_elements(here.starts, here.sizes, self._itemsizes[owner], one_group)[0]
+        return count
+
+    def _choose_period(self, align: int) -> int:
+        """Return the least common multiple of all steps, or the length of everything if that is shorter.
+
+        A period is a multiple of ``align``, so that no element lies in two periods.
+        """
+        low, high = (min((p.base for p in self._patterns), default=0), max((p.stop for p in self._patterns), default=1))
+        everything = -(-(high - low) // align) * align
+        if sum(p.num_ranges for p in self._patterns) <= FEW_RANGES:
+            return everything
+        period = align
+        for pattern in sorted(self._patterns, key=lambda p: -p.count):
+            if pattern.count > 1:
+                period = lcm(period, pattern.step)
+            if period > high - low:
+                return everything
+        return period
+
+    def _distinct_periods(self) -> list[tuple[int, int]]:
+        """Return (first byte, number of equal periods that follow each other) for all periods with any bytes."""
+        edges = set()
+        for p in self._patterns:
+            low, high = p.base // self.period, (p.stop - 1) // self.period + 1  # periods with bytes of the pattern
+            # Periods first to stop look the same for this pattern; the others, at its two ends, are taken one by one.
+            if p.count == 1 and len(p.starts) == 1:  # one byte range: periods that it fills
+                first, stop = -(-p.base // self.period), p.stop // self.period
+            else:  # copies: periods in which no copy is missing that a longer pattern would have
+                first = -(-(p.base + p.span - p.step) // self.period)
+                stop = (p.base + p.count * p.step) // self.period if self.period % p.step == 0 else first
+            first, stop = (max(first, low), min(stop, high)) if first < stop else (high, high)
+            self._spend(first - low + high - stop)
+            edges.update((low, first, stop, high, *range(low, first), *range(stop, high)))
+        ordered = sorted(edges)
+        periods = ((a * self.period, b - a) for a, b in zip(ordered[:-1], ordered[1:], strict=True))
+        return [(start, times) for start, times in periods if len(self._sets_in(start))]
+
+    def _sets_in(self, start: int) -> np.ndarray:
+        """Return the numbers of the byte sets that may have bytes in the period from ``start``."""
+        here = np.flatnonzero((self._low < start + self.period) & (self._high > start))
+        self._spend(len(here))
+        return here
+
+    def _spend(self, ranges: int) -> None:
+        """Add work before it is done. Raise TooMuchWorkError, and add nothing, if the limit would be exceeded."""
+        if self.work + ranges > self._budget:
+            raise TooMuchWorkError(
+                f"counting these bytes needs more than {self._budget} byte ranges, which is the work limit; "
+                f"audit fewer views or fewer blocks at once"
+            )
+        self.work += ranges
+
+    def _copies(self, byte_set: ByteSet, start: int) -> list[tuple[Pattern, int, int]]:
+        """Return the patterns with bytes in a period, each with the range of copies that have bytes there."""
+        stop, found = start + self.period, []
+        for p in byte_set:
+            low, high = max(-(-(start - p.base - p.span + 1) // p.step), 0), min(-(-(stop - p.base) // p.step), p.count)
+            if low < high:
+                found.append((p, low, high))
+        return found
+
+    def _ranges(self, copies: list[tuple[Pattern, int, int]], start: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return starts and stops of the byte ranges of some copies, cut at both ends of the period."""
+        starts, stops = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        for p, low, high in copies:
+            begin = ((p.base + np.arange(low, high, dtype=np.int64) * p.step)[:, None] + p.starts).ravel()
+            first, stop = np.maximum(begin, start), np.minimum(begin + p.width, start + self.period)
+            starts.append(first[first < stop])
+            stops.append(stop[first < stop])
+        return np.concatenate(starts), np.concatenate(stops)
+
+    def _intervals_of(self, start: int, periods: int, least: int) -> Intervals | None:
+        """Cut the period from ``start`` into intervals; None if no interval has ``least`` claimants."""
+        here = self._sets_in(start)
+        self._spend(len(here) * VISIT_COST)
+        copies = [self._copies(self._sets[number], start) for number in here]
+        self._spend(sum((high - low) * len(p.starts) for found in copies for p, low, high in found))
+        ranges = [self._ranges(found, start) for found in copies]
+        lengths = [len(starts) for starts, _ in ranges]
+        # Cuts: first the starts of all byte sets, then the stops of all byte sets, then sorted by address.
+        cuts = np.concatenate([starts for starts, _ in ranges] + [stops for _, stops in ranges])
+        order = np.argsort(cuts, kind="stable")
+        cuts, weights = cuts[order], self._set_weights[here]
+        # A running sum counts the claimants after each cut: a start adds a weight, a stop subtracts it.
+        claimants = np.repeat(np.concatenate((weights, -weights)), lengths * 2)[order].cumsum()
+        sizes = np.diff(cuts, append=cuts[-1:])
+        picked = np.flatnonzero((claimants >= least) & (sizes > 0))
+        if not len(picked):
+            return None
+        self._spend(len(picked) * (len(here) // WORD_BITS))
+        set_of_cut = np.repeat(np.arange(len(here) * 2) % len(here), lengths * 2)[order]
+        masks, combination = distinct_rows(covering_masks(set_of_cut, len(here), picked))
+        self._spend(int(np.bitwise_count(masks).sum()) * MEMBER_COST)
+        combinations = [tuple(here[list(set_bits(mask))].tolist()) for mask in masks]
+        return Intervals(periods, cuts[picked], sizes[picked], combinations, combination)
+
+    def _regions_of(self, table: Intervals, least: int) -> Iterator[Region]:
+        """Group the intervals of a period by owners. An owner may cover an interval with any of its byte sets."""
+        positions: dict[tuple[int, ...], list[int]] = {}  # owners -> the combinations that belong to them
+        for position, sets in enumerate(table.combinations):
+            owners = tuple(sorted({self.owner_of[number] for number in sets}))
+            positions.setdefault(owners, []).append(position)
+        group_of = np.zeros(len(table.combinations), np.int64)
+        for group, of_group in enumerate(positions.values()):
+            group_of[of_group] = group
+        groups = group_of[table.combination]
+        order = np.argsort(groups, kind="stable")
+        table = table.at(order)  # group by group, and by address in each group
+        bounds = np.searchsorted(groups[order], np.arange(len(positions) + 1))
+        totals = np.add.reduceat(table.sizes, bounds[:-1]).tolist()
+        touched = {n: touched_elements(table.starts, table.sizes, n, bounds[:-1]) for n in set(self._itemsizes)}
+        for group, (owners, of_group) in enumerate(positions.items()):
+            if sum(self._weights[owner] for owner in owners) < least:
+                continue
+            mine = table.at(slice(bounds[group], bounds[group + 1]))
+            if len(of_group) == 1:  # one combination: each byte set in it has an element wherever an interval has one
+                sets = Counter(self.owner_of[number] for number in table.combinations[of_group[0]])
+                elements = tuple(touched[self._itemsizes[owner]][group] * sets[owner] for owner in owners)
+            else:
+                elements = tuple(self.count_elements(mine, owner, of_group) for owner in owners)
+            elements = tuple(count * table.periods for count in elements)
+            yield Region(owners, totals[group] * table.periods, int(mine.starts[0]), elements)
+
+
+def _joined(a: Region, b: Region) -> Region:
+    """Return one region for two with the same members."""
+    elements = tuple(n + m for n, m in zip(a.elements, b.elements, strict=True))
+    return Region(a.members, a.bytes + b.bytes, min(a.first, b.first), elements)
+
+
+def _list_ranges(byte_set: ByteSet) -> ByteSet:
+    """Return a byte set of few ranges as single ranges, and any other byte set as it is."""
+    if sum(p.num_ranges for p in byte_set) > FEW_SET_RANGES:
+        return byte_set
+    ranges = (
+        (p.base + copy * p.step + start, p.width)
+        for p in byte_set
+        for copy in range(p.count)
+        for start in p.starts.tolist()
+    )
+    return [pattern for first, width in ranges for pattern in byte_range(first, first + width)]
+
+
+def touched_elements(starts: np.ndarray, sizes: np.ndarray, itemsize: int, groups: np.ndarray) -> list[int]:
+    """Count the elements of ``itemsize`` bytes that the intervals of each group touch.
+
+    An interval touches the elements from ``start // itemsize`` to that of its last byte. If the interval before it in
+    the group ends in the same element, this element was counted already.
+
+    Args:
+        starts, sizes: intervals, ascending in each group: int64, shape (intervals,).
+        groups: position of the first interval of each group.
+    """
+    first, last = starts // itemsize, (starts + sizes - 1) // itemsize
     count = last - first + 1
     count[1:] -= first[1:] == last[:-1]
-    count[groups[1:]] += first[groups[1:]] == last[groups[1:] - 1]
+    count[groups[1:]] += first[groups[1:]] == last[groups[1:] - 1]  # the interval before is in another group
     return np.add.reduceat(count, groups).tolist()
 
 
+def covering_masks(set_of_cut: np.ndarray, count: int, picked: np.ndarray) -> np.ndarray:
+    """Return a bit mask for each picked interval: bit n is 1 if byte set n covers the interval.
+
+    At each cut one byte set begins or ends, so its bit changes. The exclusive or of all changes up to a cut tells
+    which sets cover the interval after the cut. Example: cuts of the sets 0, 1, 0, 1 give masks 01, 11, 10, 00.
+
+    Args:
+        set_of_cut: number of the byte set that begins or ends at each cut: int64, shape (cuts,).
+        count: number of byte sets.
+        picked: positions of the cuts at which the wanted intervals begin.
+
+    Returns:
+        int64, shape (intervals, words), with :data:`WORD_BITS` byte sets per word.
+    """
+    words = []
+    for first in range(0, count, WORD_BITS):
+        bits = np.zeros(count, np.int64)
+        bits[first : first + WORD_BITS] = np.int64(1) << np.arange(min(WORD_BITS, count - first))
+        words.append(np.bitwise_xor.accumulate(bits[set_of_cut])[picked])
+    return np.stack(words, axis=1)
+
+
 def distinct_rows(words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The distinct rows of a table of integers, and the number of each row's."""
+    """Return the distinct rows of a table of integers, and for each row its position among them.
+
+    Rows are numbered column by column: two rows get one number if the columns up to this one are equal.
+    """
     number = None
     for column in words.T:
         values, codes = np.unique(column, return_inverse=True)
@@ -34,233 +344,12 @@ def distinct_rows(words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return words[first], number
 
 
-def open_lanes(flips: np.ndarray, count: int, picked: np.ndarray) -> np.ndarray:
-    """Which of ``count`` lanes are open after each picked event, as bits in words: each event flips its lane's bit."""
-    words = []
-    for first in range(0, count, WORD):
-        bits = np.zeros(count, np.int64)
-        bits[first : first + WORD] = np.int64(1) << np.arange(min(WORD, count - first))
-        words.append(np.bitwise_xor.accumulate(bits[flips])[picked])
-    return np.stack(words, axis=1)
-
-
 def set_bits(words: np.ndarray) -> tuple[int, ...]:
-    """The numbers of the lanes that a row of words calls open."""
+    """Return the numbers of the bits that are 1 in a row of words, ascending."""
     found = []
-    for number, word in enumerate(words.tolist()):
+    for position, word in enumerate(words.tolist()):
         while word:
-            found.append(number * WORD + (word & -word).bit_length() - 1)
-            word &= word - 1
+            lowest_bit = word & -word
+            found.append(position * WORD_BITS + lowest_bit.bit_length() - 1)
+            word ^= lowest_bit
     return tuple(found)
-
-
-FEW_INTERVALS = 64
-"""Runs of a lane that are taken one by one."""
-
-
-VISIT = 64
-"""Runs that looking at one lane in one period counts for, however few it has there."""
-
-
-MEMBER = 4
-"""Runs that a lane which is open in a region counts for."""
-
-
-@dataclass(frozen=True)
-class Region:
-    """Bytes that exactly the owners numbered ``members`` share.
-
-    ``bytes`` of them in all, the lowest at ``first``; ``elements`` says for each member how many of its elements
-    touch them.
-    """
-
-    members: tuple[int, ...]
-    bytes: int
-    first: int
-    elements: tuple[int, ...]
-
-
-class Sweep:
-    """Owners of bytes in one storage, and the regions that several of them share.
-
-    Args:
-        owners: for each owner its lanes, as :func:`byte_lanes` gives them.
-        itemsizes: for each owner the bytes of an element; elements start at multiples of it.
-        weights: how many equal claimants each owner stands for (default 1).
-        budget: runs that may be expanded in all.
-
-    Raises:
-        TooMuchWorkError: by :meth:`regions`, when the budget is spent.
-    """
-
-    def __init__(
-        self,
-        owners: Sequence[Sequence[Lane]],
-        itemsizes: Sequence[int] | None = None,
-        weights: Sequence[int] | None = None,
-        budget: int = BUDGET,
-    ) -> None:
-        self._lanes = [_as_intervals(lane) for lanes in owners for lane in lanes]
-        self._owner = [number for number, lanes in enumerate(owners) for _ in lanes]
-        self._pieces = [pattern for lane in self._lanes for pattern in lane]
-        self._low = np.array([min((p.base for p in lane), default=0) for lane in self._lanes], np.int64)
-        self._high = np.array([max((p.stop for p in lane), default=0) for lane in self._lanes], np.int64)
-        self._itemsizes = list(itemsizes) if itemsizes is not None else [1] * len(owners)
-        self._weights = list(weights) if weights is not None else [1] * len(owners)
-        self._lane_weights = np.asarray([self._weights[number] for number in self._owner], np.int64)
-        self._budget = budget
-        self.period = self._choose_period(lcm(*self._itemsizes))
-        self.work = 0
-
-    def _choose_period(self, align: int) -> int:
-        """The least common multiple of the steps, or, where that is longer than everything, everything."""
-        low, high = (min((p.base for p in self._pieces), default=0), max((p.stop for p in self._pieces), default=1))
-        period, longest = align, high - low
-        if sum(p.count * len(p.starts) for p in self._pieces) <= FEW_RUNS:
-            return -(-longest // align) * align
-        for pattern in sorted(self._pieces, key=lambda p: -p.count):
-            if pattern.count > 1 and period % pattern.step:
-                period = lcm(period, pattern.step)
-            if period > longest:
-                return -(-longest // align) * align
-        return period
-
-    def regions(self, least: int = 2) -> list[Region]:
-        """Regions held by at least ``least`` claimants, ordered by lowest byte."""
-        found: dict[tuple[int, ...], Region] = {}
-        for start, times in self._cells():
-            for new in self._sweep(start, least):
-                old = found.get(new.members)
-                size, elements = new.bytes * times, tuple(n * times for n in new.elements)
-                if old is not None:
-                    size, elements = old.bytes + size, tuple(a + b for a, b in zip(old.elements, elements, strict=True))
-                first = new.first if old is None else min(old.first, new.first)
-                found[new.members] = Region(new.members, size, first, elements)
-        return sorted(found.values(), key=lambda region: (region.first, region.members))
-
-    def _cells(self) -> list[tuple[int, int]]:
-        """Periods in which something lies, as (start in bytes, how many equal ones follow each other)."""
-        edges = set()
-        for p in self._pieces:
-            low, high = p.base // self.period, (p.stop - 1) // self.period + 1
-            if p.count == 1 and len(p.starts) == 1:  # a run looks the same wherever it fills a period
-                first, stop = -(-p.base // self.period), p.stop // self.period
-            else:  # and copies wherever all of them that reach in exist
-                first = -(-(p.base + p.span - p.step) // self.period)
-                stop = (p.base + p.count * p.step) // self.period if self.period % p.step == 0 else first
-            first, stop = (max(first, low), min(stop, high)) if first < stop else (high, high)
-            self._spend(first - low + high - stop)
-            edges.update((low, first, stop, high, *range(low, first), *range(stop, high)))
-        ordered = sorted(edges)
-        cells = ((a * self.period, b - a) for a, b in zip(ordered[:-1], ordered[1:], strict=True))
-        return [(start, times) for start, times in cells if len(self._lanes_in(start))]
-
-    def _lanes_in(self, start: int) -> np.ndarray:
-        """Numbers of the lanes that may reach into a period."""
-        here = np.flatnonzero((self._low < start + self.period) & (self._high > start))
-        self._spend(len(here))
-        return here
-
-    def _spend(self, runs: int) -> None:
-        """Charge work before it is done; what is refused is not charged."""
-        if self.work + runs > self._budget:
-            raise TooMuchWorkError(f"counting needs more than the budget of {self._budget} runs")
-        self.work += runs
-
-    def _copies(self, lane: Lane, start: int) -> list[tuple[Pattern, int, int]]:
-        """A lane's patterns that reach into a period, each with the range of its copies that do."""
-        stop, found = start + self.period, []
-        for p in lane:
-            low, high = max(-(-(start - p.base - p.span + 1) // p.step), 0), min(-(-(stop - p.base) // p.step), p.count)
-            if low < high:
-                found.append((p, low, high))
-        return found
-
-    def _runs(self, copies: list[tuple[Pattern, int, int]], start: int) -> tuple[np.ndarray, np.ndarray]:
-        """Starts and stops of a lane's runs in a period, clipped to it."""
-        starts, stops = [], []
-        for p, low, high in copies:
-            run = ((p.base + np.arange(low, high, dtype=np.int64) * p.step)[:, None] + p.starts).ravel()
-            first, last = np.maximum(run, start), np.minimum(run + p.width, start + self.period)
-            starts.append(first[first < last])
-            stops.append(last[first < last])
-        if not starts:
-            return np.zeros(0, np.int64), np.zeros(0, np.int64)
-        return np.concatenate(starts), np.concatenate(stops)
-
-    def _sweep(self, start: int, least: int) -> list[Region]:
-        """Regions inside one period."""
-        here = self._lanes_in(start)
-        self._spend(len(here) * VISIT)
-        copies = [self._copies(self._lanes[lane], start) for lane in here]
-        self._spend(sum((high - low) * len(p.starts) for found in copies for p, low, high in found))
-        runs = [self._runs(found, start) for found in copies]
-        lengths = [len(first) for first, _ in runs]
-        points = np.concatenate([first for first, _ in runs] + [last for _, last in runs])
-        order = np.argsort(points, kind="stable")  # merges the lanes, each sorted already
-        points, weights = points[order], self._lane_weights[here]
-        depth = np.repeat(np.concatenate((weights, -weights)), lengths * 2)[order].cumsum()
-        sizes = np.diff(points, append=points[-1:])
-        picked = np.flatnonzero((depth >= least) & (sizes > 0))
-        if not len(picked):
-            return []
-        self._spend(len(picked) * (len(here) // WORD))
-        flips = np.repeat(np.arange(len(here) * 2) % len(here), lengths * 2)[order]
-        kinds, which = distinct_rows(open_lanes(flips, len(here), picked))
-        self._spend(int(np.bitwise_count(kinds).sum()) * MEMBER)
-        lanes_of = [tuple(here[list(set_bits(kind))].tolist()) for kind in kinds]
-        return self._regions(lanes_of, which, points[picked], sizes[picked], least)
-
-    def _regions(self, lanes_of, which, points: np.ndarray, sizes: np.ndarray, least: int) -> list[Region]:
-        """Intervals with the same owners, taken together; ``which`` of ``lanes_of`` (sets of open lanes) each has."""
-        owners_of = [tuple(sorted({self._owner[lane] for lane in lanes})) for lanes in lanes_of]
-        groups = {owners: number for number, owners in enumerate(dict.fromkeys(owners_of))}
-        group_of = [groups[owners] for owners in owners_of]
-        group = np.asarray(group_of)[which]
-        order = np.argsort(group, kind="stable")
-        which, points, sizes = which[order], points[order], sizes[order]
-        bounds = np.searchsorted(group[order], np.arange(len(groups) + 1))
-        totals = np.add.reduceat(sizes, bounds[:-1]).tolist()
-        touched = {size: touched_elements(points, sizes, size, bounds[:-1]) for size in set(self._itemsizes)}
-        alone = Counter(group_of)
-        made = []
-        for owners, number in groups.items():
-            if sum(self._weights[owner] for owner in owners) < least:
-                continue
-            mine = slice(bounds[number], bounds[number + 1])
-            if alone[number] == 1:  # one set of lanes, so that each owner's elements are those of one lane
-                elements = tuple(touched[self._itemsizes[owner]][number] for owner in owners)
-                lanes = lanes_of[group_of.index(number)]
-                if len(lanes) > len(owners):
-                    elements = tuple(
-                        n * sum(self._owner[lane] == owner for lane in lanes)
-                        for n, owner in zip(elements, owners, strict=True)
-                    )
-            else:
-                members = {k: lanes for k, lanes in enumerate(lanes_of) if group_of[k] == number}
-                elements = self._elements(owners, members, which[mine], points[mine], sizes[mine])
-            made.append(Region(owners, totals[number], int(points[mine][0]), elements))
-        return made
-
-    def _elements(self, owners, lanes_of: dict[int, tuple[int, ...]], which, points, sizes) -> tuple[int, ...]:
-        """For each owner how many of its elements touch the intervals, over all its lanes."""
-        counts = dict.fromkeys(owners, 0)
-        for lane in {lane for lanes in lanes_of.values() for lane in lanes}:
-            open_in = [number for number, lanes in lanes_of.items() if lane in lanes]
-            here = slice(None) if len(open_in) == len(lanes_of) else np.isin(which, open_in)
-            size = self._itemsizes[self._owner[lane]]
-            counts[self._owner[lane]] += touched_elements(points[here], sizes[here], size, np.zeros(1, np.int64))[0]
-        return tuple(counts.values())
-
-
-def _as_intervals(lane: Lane) -> Lane:
-    """A lane of a few runs as single runs, which fit any period."""
-    if sum(p.count * len(p.starts) for p in lane) > FEW_INTERVALS:
-        return lane
-    runs = (
-        (p.base + copy * p.step + start, p.width)
-        for p in lane
-        for copy in range(p.count)
-        for start in p.starts.tolist()
-    )
-    return [pattern for begin, width in runs for pattern in interval(begin, begin + width)]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvviz.audit.byte_sets import Lane, Pattern, TooMuchWorkError, byte_lanes
+from kvviz.audit.byte_sets import ByteSet, Pattern, TooMuchWorkError, byte_sets
 from kvviz.audit.view import View
 from kvviz.show.byte_map import ByteMap
 from kvviz.show.describe import hue_key
@@ -62,12 +62,12 @@ def overview(record: ByteMap, columns: int = COLUMNS) -> tuple[Column, ...]:
 
 def _by_view(views: Sequence[View], edges: np.ndarray) -> np.ndarray:
     """Count the bytes of each view between the edges. Shape (views, columns)."""
-    below = [sum((_below(lane, edges) for lane in byte_lanes(view)), np.zeros_like(edges)) for view in views]
+    below = [sum((_below(byte_set, edges) for byte_set in byte_sets(view)), np.zeros_like(edges)) for view in views]
     return np.diff(np.asarray(below, np.int64).reshape(len(views), len(edges)), axis=1)
 
 
-def _below(lane: Lane, edges: np.ndarray) -> np.ndarray:
-    return sum((_pattern_below(pattern, edges) for pattern in lane), np.zeros_like(edges))
+def _below(byte_set: ByteSet, edges: np.ndarray) -> np.ndarray:
+    return sum((_pattern_below(pattern, edges) for pattern in byte_set), np.zeros_like(edges))
 
 
 def _pattern_below(p: Pattern, edges: np.ndarray) -> np.ndarray:

@@ -123,7 +123,7 @@ def test_covers_is_that_of_the_account(seed):
     found = claimed([extent, *others], [claim])
     assert list(map(record, found)) == list(expected_covers(extent, content, neighbours or content))
     for finding in found:
-        assert finding.text.startswith(f"{finding.bytes} bytes")
+        assert finding.text.startswith(f"{finding.bytes} byte")
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -177,7 +177,7 @@ def test_neighbours_of_the_same_block_may_be_covered():
     assert not claimed(views, [Covers("from 0", ("layer 0",), layers)])
     (finding,) = claimed(views, [Covers("from 8", ("layer 1",), layers)])
     assert record(finding) == ("oversized", ("from 8", "layer 0"), 18, 18)
-    assert finding.text == "18 bytes of other blocks are covered: 18 cells of layer 0"
+    assert finding.text == "18 bytes of other blocks are covered: 18 elements of layer 0"
 
 
 def test_cells_are_elements_and_not_bytes():
@@ -219,7 +219,7 @@ def test_many_blocks_of_unequal_strides_are_judged_by_the_first():
         (
             [pages("a", 4), pages("b", 4, storage=Storage("other", 96))],
             Covers("a", ("b",)),
-            "a lies in pool, and b elsewhere",
+            "a lies in storage pool, and b in another one",
         ),
         ([pages("a", 4)], Covers("a", ("z",)), "names the view 'z', which is not among the 1 views"),
     ],

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from kvviz.audit import byte_sets
+from kvviz.audit import sweep as sweep_module
 from kvviz.audit.audit import audit_scales
-from kvviz.audit.byte_sets import byte_lanes, interval, start_lanes
-from kvviz.audit.counting import first_wrong, locate, same_places
-from kvviz.audit.overlap import drifting_bytes
+from kvviz.audit.byte_sets import byte_range, start_sets
+from kvviz.audit.elements import first_wrong, locate, same_places
+from kvviz.audit.overlap import shared_bytes
 from kvviz.audit.sweep import Sweep
 from kvviz.audit.view import Storage, View
 from kvviz.cache.buffers import allocate
@@ -84,7 +85,7 @@ def shares(a: View, b: View) -> bool:
 def test_shared_bytes_are_those_of_the_enumeration(part):
     for seed in range(part * SETS // PARTS, (part + 1) * SETS // PARTS):
         views = random_set(seed)
-        sweep = Sweep([byte_lanes(view) for view in views], [view.itemsize for view in views])
+        sweep = Sweep([byte_sets.byte_sets(view) for view in views], [view.itemsize for view in views])
         found = {region.members: (region.bytes, region.first, region.elements) for region in sweep.regions()}
         assert found == enumerated(views), seed
 
@@ -92,23 +93,24 @@ def test_shared_bytes_are_those_of_the_enumeration(part):
 def test_numpy_agrees_on_every_pair():
     for seed in range(0, SETS, 40):
         for a, b in combinations(random_set(seed), 2):
-            assert bool(Sweep([byte_lanes(a), byte_lanes(b)]).regions()) == shares(a, b), seed
+            assert bool(Sweep([byte_sets.byte_sets(a), byte_sets.byte_sets(b)]).regions()) == shares(a, b), seed
 
 
-def test_drifting_pairs_in_closed_form():
+def test_pairs_are_counted_by_equations():
     tried = 0
     for seed in range(0, SETS, 5):
         for a, b in combinations(random_set(seed), 2):
             if a.nested and b.nested:
                 tried += 1
-                got = sum(drifting_bytes(p, q) for p in byte_lanes(a)[0] for q in byte_lanes(b)[0])
+                got = sum(shared_bytes(p, q) for p in byte_sets.byte_sets(a)[0] for q in byte_sets.byte_sets(b)[0])
                 assert got == len(np.intersect1d(a.all_bytes, b.all_bytes)), seed
     assert tried > 1000
 
 
 def test_a_period_does_not_change_the_answer(monkeypatch):
-    """Views that are small enough for one sweep over everything, cut into periods all the same."""
-    monkeypatch.setattr(byte_sets, "FEW_RUNS", 30)
+    """The limits are lowered, so that these small views are counted period by period."""
+    monkeypatch.setattr(byte_sets, "FEW_RANGES", 30)
+    monkeypatch.setattr(sweep_module, "FEW_RANGES", 30)
     for seed in range(60):
         draw = random.Random(seed)
         step, count = draw.choice((24, 36, 60)), draw.randint(70, 90)
@@ -117,7 +119,7 @@ def test_a_period_does_not_change_the_answer(monkeypatch):
             View("b", STORAGE, (count, 4), (step * draw.choice((1, 2)), 5), draw.randint(0, 40)),
             View("c", STORAGE, (count * 5,), (4,), draw.randint(0, 9), 4),
         ]
-        sweep = Sweep([byte_lanes(view) for view in views], [view.itemsize for view in views])
+        sweep = Sweep([byte_sets.byte_sets(view) for view in views], [view.itemsize for view in views])
         assert sweep.period < 1000
         found = {region.members: (region.bytes, region.first, region.elements) for region in sweep.regions()}
         assert found == enumerated(views), seed
@@ -126,7 +128,7 @@ def test_a_period_does_not_change_the_answer(monkeypatch):
 def test_first_bytes_are_counted_once_an_index():
     for seed in range(500):
         for view in random_set(seed):
-            regions = Sweep([start_lanes(view), [interval(-(1 << 20), 1 << 20)]]).regions()
+            regions = Sweep([start_sets(view), [byte_range(-(1 << 20), 1 << 20)]]).regions()
             assert sum(region.elements[0] for region in regions) == view.num_elements
 
 
@@ -169,17 +171,17 @@ def hits(finding) -> tuple[int, int, int]:
 
 
 @pytest.mark.parametrize(
-    ("layout", "cells", "same", "other", "own"),
+    ("layout", "elements", "same", "other", "own"),
     [
         ("cross-layer NHD", 6_434_304, 6_204_544, 0, 229_760),
         ("cross-layer HND", 6_434_431, 3_102_304, 3_217_216, 114_911),
     ],
 )
-def test_production_size(layout, cells, same, other, own):
+def test_production_size(layout, elements, same, other, own):
     cache = production(50_269, layout)
     result = audit_scales(cache.owners(), cache.writers(cache.carve_scales("shape")))
     found = {finding.views[0]: finding for finding in result.findings if finding.kind == "misplaced"}
-    assert found["layer 0 K scale"].cells == cells
+    assert found["layer 0 K scale"].elements == elements
     assert hits(found["layer 0 K scale"]) == (same, other, own)
     collisions = result.of_kind("collision")
     assert [len(f.views) for f in collisions] == [28, 28]
@@ -196,7 +198,7 @@ def test_work_does_not_grow_with_the_blocks(layout):
             cache.writers(cache.carve_scales(carve))
         )
         kinds = list({(v.offset, v.stride, v.itemsize): v for v in views}.values())
-        sweep = Sweep([byte_lanes(view) for view in kinds], [view.itemsize for view in kinds])
+        sweep = Sweep([byte_sets.byte_sets(view) for view in kinds], [view.itemsize for view in kinds])
         sweep.regions()
         work.append(sweep.work)
     assert work[1] <= work[0] * 1.05

@@ -118,8 +118,8 @@ def test_aligned_is_that_of_the_account(seed):
         assert [(f.kind, f.views, f.elements, f.bytes, f.severity) for f in found] == expected
         for finding in found:
             assert finding.example[0].index in off
-            assert f"{len(off)} of {len(rows)} rows of {width} bytes" in finding.text
-            assert f"they touch {touched} sectors" in finding.text
+            assert f"{len(off)} of {len(rows)} row{'s' * (len(rows) > 1)} of {width} byte" in finding.text
+            assert f"all rows together touch {touched} sector" in finding.text
             assert ("legal and slow" in finding.text) == (not required)
 
 
@@ -128,14 +128,15 @@ def test_the_stride_of_a_single_index_counts_on_request(step, bytes_):
     view = View("rows", Storage("cache", 4 * 64), (4, 1, 8), (32, step, 1), 0, 2, ("slot", "head", "d"))
     assert not claimed([view], Aligned("rows", 16))
     found = claimed([view], Aligned("rows", 16, strides=True))
-    said = f"a single index hides a stride of {bytes_} bytes along head, no multiple of 16"
+    said = f"head has a stride of {bytes_} bytes, not a multiple of 16; no row shows it, because the axis has a single "
+    said += "index"
     assert [(f.kind, f.text) for f in found] == [("unaligned", said)] * bool(bytes_ % 16)
 
 
 def test_aligned_says_how_often_a_row_is_right():
     view = View("rows", Storage("cache", 16 * 92), (16, 1, 46), (46, 46, 1), 0, 2, ("slot", "head", "d"))
     (finding,) = claimed([view], Aligned("rows", 16))
-    assert finding.elements == 12 and finding.text.endswith("comes back every 4 along slot")
+    assert finding.elements == 12 and finding.text.endswith("the distance from a boundary repeats every 4 along slot")
     assert finding.example[0].index == (1, 0, 0)
     assert [slot for slot in range(16) if slot * 92 % 16 == 0] == [0, 4, 8, 12]
 
@@ -253,9 +254,9 @@ ROWS = View("rows", POOL, (4, 8), (8, 1), 0, 2, ("block", "d"))
     ("claim", "said"),
     [
         (Addressed("rows", "float33"), "address_type 'float33' does not exist.*did you mean 'float32'"),
-        (Aligned("rows", 0), "a boundary is at least 1 byte, not 0"),
-        (Maps("ids", "rows", -1), "ids: -1 ids of 1 blocks each make no index space"),
-        (Maps("ids", "rows", 4, 0), "ids: 4 ids of 0 blocks each make no index space"),
+        (Aligned("rows", 0), "boundary_bytes must be at least 1, not 0"),
+        (Maps("ids", "rows", -1), "ids: -1 ids with 1 blocks per id are not possible"),
+        (Maps("ids", "rows", 4, 0), "ids: 4 ids with 0 blocks per id are not possible"),
         (Declared("rows", ("rows",), "row"), "declared 'row' does not exist: it is one of rows"),
         (
             Follows("rows", "rows", 8),
@@ -299,7 +300,7 @@ def test_boundaries_of_pages(boundary):
 def test_a_last_axis_with_gaps_touches_a_sector_an_element():
     view = View("v", Storage("s", 4096), (2, 4), (132, 32), 1, 4)
     (finding,) = claimed([view], Aligned("v", 16))
-    assert "they touch 8 sectors of 32 bytes, and aligned ones would touch 8" in finding.text
+    assert "all rows together touch 8 sectors of 32 bytes, and would touch 8 if aligned" in finding.text
 
 
 @pytest.mark.parametrize("sign", [1, -1])
