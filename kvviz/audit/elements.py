@@ -1,6 +1,7 @@
-"""Finds elements of a view: which element covers a byte, and which elements two maps put at the same place.
+"""Finds elements of a view: which element covers a byte, and which elements do two index maps put at the same place?
 
-Example: byte 10 of a view with 4-byte elements, 8 bytes apart, lies in element 1, which covers bytes [8, 12).
+An index map says at which byte each index of a view has its element. Example: if elements of 4 bytes start 8 bytes
+apart, index 1 has its element at bytes [8, 12). So byte 10 belongs to index 1, and byte 13 to no index.
 """
 
 from kvviz.audit.counting import count_solutions

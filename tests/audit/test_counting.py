@@ -1,12 +1,13 @@
-"""Counts of solutions against enumeration, also with coefficients whose products leave 64 bits."""
+"""Counts of solutions against enumeration, also with coefficients whose products need more than 64 bits."""
 
 import random
 from itertools import product
 
+import numpy as np
 import pytest
 
 from kvviz.audit.byte_sets import TooMuchWorkError
-from kvviz.audit.counting import count_congruent, count_solutions
+from kvviz.audit.counting import count_congruent, count_solutions, pair_solutions
 
 
 def listed(dims) -> list[int]:
@@ -65,3 +66,9 @@ def test_equations_too_wide_are_refused():
         count_solutions([(3, 1000), (5, 1000), (7, 1000), (11, 1000)], 100, budget=1000)
     with pytest.raises(TooMuchWorkError, match="need more than 1000 cases"):
         count_congruent([(3, 100), (5, 100), (7, 100)], 100, 1 << 30, budget=1000)
+
+
+def test_the_examples_of_the_docstrings():
+    assert count_solutions([(3, 6), (5, 4)], 15) == 2
+    assert pair_solutions(np.array([2, 3]), (6, 6), (4, 5)).tolist() == [2, 0]
+    assert count_congruent([(4, 10)], 0, 6) == 4

@@ -361,3 +361,14 @@ def test_an_empty_side_of_a_copy_lacks_nothing():
 
 def test_an_overlay_of_nobody_is_clean():
     assert audit_views([View("v", Storage("s", 8), (8,), (1,))], [Overlay(())]).clean
+
+
+def test_one_row_does_not_start_and_two_rows_do_not():
+    one, two = View("one", POOL, (2, 8), (9, 1)), View("two", POOL, (3, 8), (9, 1))
+    (finding,) = claimed([one], Aligned("one", 8))
+    assert finding.text == (
+        "1 of 2 rows of 8 bytes does not start at a multiple of 8; all rows together touch 2 sectors of 32 bytes, and "
+        "would touch 2 if aligned"
+    )
+    (finding,) = claimed([two], Aligned("two", 8))
+    assert finding.text.startswith("2 of 3 rows of 8 bytes do not start at a multiple of 8")
