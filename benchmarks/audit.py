@@ -1,7 +1,10 @@
-"""How long the audit takes at production size: python benchmarks/audit.py
+"""Measures how long an audit takes at production size: python benchmarks/audit.py
 
-28 layers x B blocks x 16 tokens x 8 heads x 128, fp8_per_token_head: K, V and both scales of each layer, 112 views.
-Milliseconds of one core, the best of five; the geometry alone is made (``meta``), nothing of that size is touched.
+The cache has 28 layers, up to 1,000,000 blocks of 16 tokens, 8 heads and head size 128, in mode fp8_per_token_head.
+Each layer has K data, V data and both scale views: 112 views in all. The tensors are on the ``meta`` device, so no
+memory is used. Times are milliseconds of one core, the best of five calls. Column ``counts`` is an audit without
+examples (``witnesses=False``). Column ``+ places`` is a whole audit: with examples, and with the owners that
+misplaced scales hit.
 """
 
 import time
@@ -10,6 +13,7 @@ from kvviz.audit.audit import audit_scales
 from kvviz.cache.buffers import allocate
 from kvviz.cache.spec import CacheSpec
 
+# layout, how scale views are carved, page_size_padded in bytes, all layers in one storage
 LAYOUTS = (
     ("NHD", "shape", None, False),
     ("HND", "shape", None, False),
@@ -23,7 +27,7 @@ LAYOUTS = (
 
 
 def best(call, repeats: int = 5) -> float:
-    """Milliseconds of processor time of the fastest call."""
+    """Return the processor time of the fastest call, in milliseconds."""
     times = []
     for _ in range(repeats):
         start = time.process_time()
@@ -33,9 +37,10 @@ def best(call, repeats: int = 5) -> float:
 
 
 def main() -> None:
-    """Print one line for each layout and number of blocks."""
+    """Print one line per layout and number of blocks."""
     print(
-        f"{'layout':16} {'carved':8} {'padded':>7} {'blocks':>9} {'counts':>9} {'+ places':>9}  findings, cells, bytes"
+        f"{'layout':16} {'carved':8} {'padded':>7} {'blocks':>9} {'counts':>9} {'+ places':>9}  "
+        "findings, elements, bytes"
     )
     for name, carve, padded, shared in LAYOUTS:
         for num_blocks in (1_000, 50_269, 1_000_000):
@@ -45,9 +50,9 @@ def main() -> None:
             counts = best(lambda o=owners, c=claims: audit_scales(o, c, witnesses=False))
             places = best(lambda o=owners, c=claims: audit_scales(o, c))
             found = audit_scales(owners, claims).findings
-            cells, bytes_ = sum(f.elements for f in found), sum(f.bytes for f in found)
+            elements, bytes_ = sum(f.elements for f in found), sum(f.bytes for f in found)
             line = f"{name:16} {carve:8} {padded or '':>7} {num_blocks:>9} {counts:6.1f} ms {places:6.1f} ms"
-            print(f"{line}  {len(found)}, {cells}, {bytes_}")
+            print(f"{line}  {len(found)}, {elements}, {bytes_}")
 
 
 if __name__ == "__main__":

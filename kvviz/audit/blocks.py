@@ -32,7 +32,7 @@ FEW_BLOCKS = 1024
 """Number of blocks, over all views of a claim, that are judged if there are more than :data:`MAX_BLOCKS`."""
 
 MOST_NAMES = 6
-"""Largest number of views whose elements a text counts one by one."""
+"""A text gives the number of elements for at most this many views. The other views are only counted."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,12 +52,18 @@ class _Part:
 
 
 _Verdicts = Iterator[tuple[Hashable, tuple[int, ...]]]
-"""Each fault of bytes that some parts share, and the numbers of the parts whose elements it affects."""
+"""The faults of some bytes: for each fault its key, and the numbers of the parts that the fault affects."""
 
 
 @dataclass
 class _Fault:
-    """All bytes with one fault: their number, the lowest, and how many elements of each view have such a byte."""
+    """All bytes with one fault.
+
+    Attributes:
+        bytes: number of bytes.
+        first: the lowest byte.
+        elements: for each view, how many of its elements have a byte with this fault.
+    """
 
     bytes: int = 0
     first: int = MAX_ADDRESS
@@ -77,6 +83,7 @@ def overlaid(views: Sequence[View]) -> Iterator[Finding]:
         parts = _parts(group, _block_stride(group))
 
         def different_blocks(members: tuple[int, ...], parts: Sequence[_Part] = parts) -> _Verdicts:
+            """Yield a fault if the parts that share some bytes are not all of one block."""
             if len({parts[m].label for m in members}) > 1:
                 yield tuple(dict.fromkeys(parts[m].view.name for m in members)), members
 
@@ -127,6 +134,7 @@ def covers(
     parts += [replace(part, role="neighbour") for part in touched]
 
     def judge(members: tuple[int, ...]) -> _Verdicts:
+        """Yield a fault if content is not covered by its own block, or if a neighbour is covered by another block."""
         labels = {parts[m].label for m in members if parts[m].role == "extent"}
         missing = tuple(m for m in members if parts[m].role == "content" and parts[m].label not in labels)
         foreign = tuple(m for m in members if parts[m].role == "neighbour" and labels - {parts[m].label})
@@ -157,8 +165,8 @@ def _extent_finding(kind: str, extent: View, views: Sequence[View], fault: _Faul
 def _find_faults(parts: Sequence[_Part], judge: Callable[[tuple[int, ...]], _Verdicts]) -> dict[Hashable, _Fault]:
     """Add up all bytes that have a fault, by fault.
 
-    Bytes are taken together by fault and not by owners, so that an element counts once even if its bytes are shared
-    with different parts.
+    Bytes are grouped by fault and not by owner. So an element with several faulty bytes counts once, even if different
+    parts share these bytes.
 
     Args:
         judge: gets the numbers of all parts that share some bytes, and returns the faults of these bytes.
@@ -260,7 +268,7 @@ def _join_patterns(patterns: Sequence[Pattern]) -> ByteSet:
 
 @dataclass(frozen=True, eq=False)
 class _NeighbourParts:
-    """Parts of neighbours, and arrays that tell quickly which of them an extent may touch.
+    """Parts of neighbours, and arrays to find quickly the parts that an extent may touch.
 
     Attributes:
         starts, stops, part: byte ranges, see :func:`_search_ranges`, and the part of each one: int64, shape (ranges,).
@@ -293,8 +301,8 @@ def _parts_near(extent: Sequence[_Part], others: _NeighbourParts, stride: int | 
     low, high = _span(extent)
     starts, stops = _search_ranges(extent, stride)
     order = np.argsort(starts, kind="stable")
-    # highest_stop[n]: end of the longest-reaching range among the first n + 1. A range overlaps one of the extent's
-    # exactly if one of those that begin before its end reaches beyond its start.
+    # highest_stop[n] is the largest stop among the first n + 1 ranges of the extent. A neighbour's range [a, b)
+    # overlaps the extent exactly if the largest stop of all ranges that start before b is greater than a.
     starts, highest_stop = starts[order], np.maximum.accumulate(stops[order])
     num_before = np.searchsorted(starts, others.stops)
     touch = (num_before > 0) & (highest_stop[np.maximum(num_before, 1) - 1] > others.starts)

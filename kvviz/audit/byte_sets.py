@@ -72,7 +72,7 @@ class Pattern:
 
 
 ByteSet = list[Pattern]
-"""A set of bytes. No byte occurs twice in it: neither in one pattern nor in two."""
+"""A set of bytes, as patterns. No byte occurs twice: not in one pattern, and not in two different patterns."""
 
 
 def byte_range(start: int, stop: int) -> ByteSet:
@@ -128,7 +128,7 @@ def _split(view: View, width: int, known: dict[tuple, list[ByteSet]]) -> list[By
     """Return byte sets of elements that are taken as ``width`` bytes wide.
 
     Args:
-        known: results for a view whose lowest byte is 0, by everything else that the result depends on.
+        known: earlier results, for views that start at byte 0. The key holds all else that a result depends on.
     """
     if view.num_elements == 0:
         return []

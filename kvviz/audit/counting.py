@@ -1,4 +1,4 @@
-"""Counts the solutions of a linear equation whose indices are bounded, without listing the solutions.
+"""Counts the solutions of a linear equation with bounded indices, without listing the solutions.
 
 Example: how many pairs (i, j) with 0 <= i < 6 and 0 <= j < 4 give 3 * i + 5 * j == 15? Two: (5, 0) and (0, 3). The
 coefficients of an audit are strides in bytes, and an equation says that two elements have the same address.
@@ -67,10 +67,10 @@ def pair_solutions(target: np.ndarray, first: Dim, second: Dim) -> np.ndarray:
 
     Both coefficients, c of ``first`` and d of ``second``, are positive.
 
-    Example: ``6 * x - 4 * y == 2``. Divide by gcd(6, 4) = 2: ``3 * x - 2 * y == 1``. Then ``3 * x`` must leave the
-    remainder 1 modulo 2, and the smallest such x is 1, with y = 1. Each further solution adds 2 to x and 3 to y:
-    (1, 1), (3, 4), (5, 7), ... For x < 6 and y < 5 these are two solutions, (1, 1) and (3, 4).
-    If the gcd does not divide the target, there is no solution.
+    Example: ``6 * x - 4 * y == 2``. Divide by gcd(6, 4) = 2: ``3 * x - 2 * y == 1``. So ``3 * x`` divided by 2 must
+    leave the remainder 1. The smallest x with this remainder is 1, and then y is 1. Each further solution adds 2 to x
+    and 3 to y: (1, 1), (3, 4), (5, 7), ... With x < 6 and y < 5 there are two solutions, (1, 1) and (3, 4).
+    There is no solution if the gcd does not divide the target.
     """
     (c, n), (d, m) = first, second
     divisor = gcd(c, d)
@@ -114,10 +114,11 @@ def count_congruent(dims: Sequence[Dim], target: int, modulus: int, budget: int 
 def _count_cycles(dims: Sequence[Dim], short: Sequence[Dim], target: int, modulus: int, budget: int) -> int:
     """Count the solutions over ``dims``, and over ``short`` dims that have less than one cycle of indices.
 
-    The first dim, with coefficient c, is split into whole cycles and the indices that are left. In a cycle each
-    multiple of g = gcd(c, modulus) occurs once as a remainder. So exactly one index of a cycle solves the equation if
-    the sum of the other dims is right modulo g, and none does otherwise. This leaves a smaller problem modulo g.
-    The indices that are left have the same remainders as the first ones of a cycle: they become a short dim.
+    The first dim, with coefficient c, is split into whole cycles and the indices that are left. Let g be
+    gcd(c, modulus). In one cycle, each multiple of g occurs exactly once as the remainder of ``c * i``. So one index of
+    the cycle solves the equation if the other dims solve the same equation modulo g, and no index solves it otherwise.
+    This leaves a smaller problem: the other dims modulo g, counted once per cycle. The indices that are left have the
+    same remainders as the first indices of a cycle. They become a short dim.
     """
     if not dims:
         return _count_short(short, target, modulus, budget)
@@ -131,8 +132,12 @@ def _count_cycles(dims: Sequence[Dim], short: Sequence[Dim], target: int, modulu
 def _count_short(dims: Sequence[Dim], target: int, modulus: int, budget: int) -> int:
     """Count the solutions over dims of less than one cycle: list all dims but the longest, and solve that one.
 
-    The equation ``c * x == remainder`` modulo ``modulus`` has at most one solution x within a cycle. It is
-    ``remainder / g`` times the inverse of ``c / g``, modulo ``modulus / g``, if g = gcd(c, modulus) divides remainder.
+    The equation ``c * x == remainder`` modulo ``modulus`` has at most one solution x in a cycle. Let g be
+    gcd(c, modulus). If g divides the remainder, x is ``remainder / g`` times the inverse of ``c / g``, modulo
+    ``modulus / g``. Otherwise there is no solution.
+
+    Example: ``4 * x == 2`` modulo 6. Here g is 2, and dividing by 2 gives ``2 * x == 1`` modulo 3. The inverse of 2
+    modulo 3 is 2, so x is 2: ``4 * 2 == 8``, which leaves the remainder 2.
     """
     dims = sorted((dim for dim in dims if dim[1] > 1), key=lambda dim: dim[1])
     if not dims:

@@ -40,9 +40,9 @@ def same_places(view: View, rightful: View) -> int:
 def first_wrong(view: View, rightful: View) -> tuple[int, ...] | None:
     """Return the index of the lowest element of ``view`` that is not where ``rightful`` has it, or None.
 
-    If the lowest element of all is wrong, it is the answer. If it is right, then so are all elements that are
-    reached from it along axes whose strides agree. The lowest wrong element is then one step away from it, along
-    the axis with the smallest stride of those whose strides differ.
+    The answer is the lowest element of all, if this element is wrong. Otherwise start from it, and go along axes with
+    equal strides in both views: all elements on the way are right. The first wrong element is one step along an axis
+    with different strides. Of these axes, the one with the smallest stride gives the lowest element.
     """
     if view.num_elements == 0:
         return None

@@ -59,25 +59,27 @@ def step_alike(source: View, target: View) -> Iterator[Finding]:
 
 
 def _blocks(view: View) -> int:
+    """Return the number of blocks: the size of the first axis."""
     return view.shape[0] if view.shape else 1
 
 
 def _row_bytes(view: View) -> int:
+    """Return the number of bytes of one block, without gaps."""
     return view.num_elements // max(_blocks(view), 1) * view.itemsize
 
 
 def ids_in_range(claim: Maps, view: View) -> Iterator[Finding]:
-    """Find ids that have no blocks in the view, and a consumer whose step from id to id is not that of the view."""
+    """Find ids without blocks in the view, and a consumer that expects another distance between neighbouring ids."""
     if claim.count < 0 or claim.ratio < 1:
         raise ValueError(
-            f"{claim.name}: {claim.count} ids with {claim.ratio} blocks per id are not possible: "
-            f"count must be at least 0 and ratio at least 1"
+            f"{claim.name}: count must be at least 0 and ratio at least 1, but count is {claim.count} and ratio is "
+            f"{claim.ratio}"
         )
     held = _blocks(view) // claim.ratio
     if claim.count > held:
         last = f"id {held} has" if claim.count - held == 1 else f"ids {held} to {claim.count - 1} have"
         text = (
-            f"{claim.name} has ids 0 to {claim.count - 1}, but {view.name} has room for {counted(held, 'id')} "
+            f"{claim.name} has {counted(claim.count, 'id')}, but {view.name} has room for {held} "
             f"({counted(_blocks(view), 'block')}, {claim.ratio} per id): {last} no place in it"
         )
         yield Finding("index_space", (view.name,), view.storage.name, claim.count - held, None, text=text)
@@ -91,7 +93,7 @@ def ids_in_range(claim: Maps, view: View) -> Iterator[Finding]:
 
 
 def addressable(view: View, address_type: str) -> Iterator[Finding]:
-    """Find elements whose address, counted in elements, a number type cannot hold exactly.
+    """Find element addresses that a number type cannot hold exactly. Addresses count elements, not bytes.
 
     Raises:
         TooMuchWorkError: too many elements overlap, or the alignment of the addresses is too much work to count.
@@ -262,6 +264,7 @@ def _count_positions(start: int, dims: Dims) -> np.ndarray:
 
 
 def _axis_names(view: View) -> tuple[str, ...]:
+    """Return the names of the axes, or ``axis 0``, ``axis 1``, ... if the view has no names."""
     return view.axes or tuple(f"axis {axis}" for axis in range(len(view.shape)))
 
 
@@ -328,5 +331,9 @@ def _describe_shared(readings: Sequence[View]) -> str:
     own = [sum(region.bytes for region in regions if n in region.members) for n in range(len(readings))]
     if set(own) == {shared}:
         return f"they claim the same {counted(shared, 'byte')} in another order of the indices"
-    each = f"{own[0]} bytes each" if len(set(own)) == 1 else f"{', '.join(map(str, own[:-1]))} and {own[-1]} bytes"
+    each = (
+        f"{counted(own[0], 'byte')} each"
+        if len(set(own)) == 1
+        else f"{', '.join(map(str, own[:-1]))} and {own[-1]} bytes"
+    )
     return f"they claim {each} and share {shared} of them"

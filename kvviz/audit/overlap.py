@@ -32,10 +32,10 @@ from kvviz.audit.sweep import VISIT_COST, Region, Sweep
 from kvviz.audit.view import View
 
 MAX_PLACES = 10_000
-"""Number of views for which one claim looks up example places. Findings after it have counts, but no example."""
+"""Number of views for which one claim looks up example places. Later findings have counts, but no example."""
 
 PAIR_BUDGET = 20_000_000
-"""Work limit of one claim whose views are counted in pairs: equations to solve. Later pairs are not counted."""
+"""Work limit of one claim that counts pairs of views, in equations. Later pairs are reported without counts."""
 
 PAIR_COST = 5_000
 """Cost of looking at one pair of views, in equations. It counts towards :data:`PAIR_BUDGET`."""
@@ -50,10 +50,10 @@ MAX_HARD_PAIRS = 64
 """Pairs of views for which one claim makes the second attempt. For further pairs, overlap stays possible."""
 
 SELF_OVERLAP_SET_COST = 1 << 9
-"""Cost of each byte set of a view whose elements overlap, in byte ranges. All such views share one BUDGET."""
+"""Cost of each byte set of a view with overlapping elements, in byte ranges. All views of an audit share one BUDGET."""
 
 SELF_OVERLAP_REFUSED_COST = 1 << 18
-"""Cost of a view whose elements overlap and that needs too many byte sets, in byte ranges."""
+"""Cost of a view that is refused because it needs too many byte sets, in byte ranges. It counts towards BUDGET."""
 
 NOT_COUNTED = (
     "these views overlap, but the shared bytes were not counted: their strides have no short common period, and the "
@@ -75,7 +75,12 @@ def out_of_bounds(view: View) -> Iterator[Finding]:
     size = view.storage.nbytes
     if view.num_elements == 0 or (low >= 0 and high <= size):
         return
-    elements, bytes_, example, text = None, None, (), f"reaches bytes [{low}, {high}) of a storage of {size} bytes"
+    elements, bytes_, example, text = (
+        None,
+        None,
+        (),
+        f"reaches bytes [{low}, {high}) of a storage of {counted(size, 'byte')}",
+    )
     try:
         sweep = Sweep([byte_sets(view), [byte_range(0, size)]], [view.itemsize, 1])
         outside = next(region for region in sweep.regions(1) if region.members == (0,))
@@ -93,7 +98,7 @@ class SelfOverlaps:
         self._known: dict[tuple, tuple[int, int, int]] = {}  # by geometry without the offset
 
     def count(self, view: View) -> tuple[int, int, int]:
-        """Return how many elements and bytes overlap, and the first such byte, from the lowest byte of the view.
+        """Return how many elements and how many bytes overlap, and the distance from the view's first byte to them.
 
         Raises:
             TooMuchWorkError: the work limit is reached.
@@ -181,8 +186,9 @@ def collisions(views: Sequence[View], witnesses: bool = True) -> Iterator[Findin
 def _shared_regions(groups: Sequence[Sequence[View]], nbytes: int) -> list[Region]:
     """Return the regions of a storage of ``nbytes`` bytes that at least two views share.
 
-    Bytes outside the storage are left out: ``out_of_bounds`` reports them. If there are any, the storage itself
-    becomes an owner. Its weight is that of all views together, so that a region with it and two views can be asked for.
+    Bytes outside the storage are left out, because ``out_of_bounds`` reports them. If a view reaches outside, the
+    storage becomes one more owner. It weighs as much as all views together. So a region weighs at least two more than
+    all views only if it lies inside the storage and two views share it.
     """
     owners = byte_sets_of_all([group[0] for group in groups])
     itemsizes, weights, least = [group[0].itemsize for group in groups], [len(group) for group in groups], 2
@@ -235,8 +241,8 @@ def shared_bytes(a: Pattern, b: Pattern, budget: int = BUDGET) -> int:
 
     Take one byte range of ``a``, starting at s in each copy, and one of ``b``, starting at t. In copy x of ``a`` and
     copy y of ``b`` the range of ``a`` starts ``distance = (s + a.step * x) - (t + b.step * y)`` bytes after the range
-    of ``b``. The two share bytes only if the distance lies between ``-a.width`` and ``b.width``. For each such
-    distance, :func:`~kvviz.audit.counting.pair_solutions` counts the pairs (x, y) that have it.
+    of ``b``. The ranges share bytes only if the distance lies between ``-a.width`` and ``b.width``. For each distance
+    in between, :func:`~kvviz.audit.counting.pair_solutions` counts the pairs (x, y) that have this distance.
 
     Example: steps 6 and 4, s = t = 0, both widths 2. Distances are multiples of gcd(6, 4) = 2, so only the distance 0
     leaves shared bytes: 2 bytes for each solution of ``6 * x - 4 * y == 0``.
@@ -262,10 +268,11 @@ def shared_bytes(a: Pattern, b: Pattern, budget: int = BUDGET) -> int:
 
 
 def _collisions_by_pair(groups: Sequence[Sequence[View]]) -> Iterator[Finding]:
-    """Find shared bytes pair by pair, for views whose strides have no short common period.
+    """Find shared bytes pair by pair, for views without a short common period.
 
-    Numpy first decides if the two views overlap at all. Pairs that may overlap are then counted within
-    :data:`PAIR_BUDGET`. After :data:`MAX_PAIRS` pairs, one finding names the views that are left.
+    First, numpy decides if the two views of a pair overlap. If they overlap, or if numpy cannot decide it, their shared
+    bytes are counted within :data:`PAIR_BUDGET`. After :data:`MAX_PAIRS` pairs, one finding names the views that are
+    left.
     """
     work_left, hard_left = PAIR_BUDGET, MAX_HARD_PAIRS
     for group in groups:

@@ -1,4 +1,4 @@
-"""Is each element of a view where it belongs, and if not, whose bytes does it use?
+"""Is each element of a view where it belongs? If not, which owner's bytes does it use?
 
 Example: the K scale of token 0 belongs at bytes [128, 132), right after its data, but the view puts it at [8, 12).
 The element is misplaced, and it overwrites 4 bytes that the K data own. A *rightful map* is a view that says where
@@ -32,14 +32,14 @@ OUTSIDE, PADDING = "outside the storage", "padding"
 """Names for bytes that no view owns: those outside the storage, and those inside it."""
 
 MAX_LISTED = 1 << 20
-"""If elements of a view overlap, they are listed one by one, up to this number. Larger views are not counted."""
+"""Largest number of overlapping elements that are listed one by one. Larger views get no byte count and no hits."""
 
 
 class OwnerLookup:
-    """Answers which owner has a byte, and whose bytes the elements of displaced views use. One audit makes one lookup.
+    """Finds the owner of a byte, and counts which owners' bytes a displaced view uses. An audit makes one lookup.
 
-    Answers are kept, so that many claims on equal geometries cost one count. If several owners share a byte, the
-    owner of data is taken before any other, and among equals the last one given.
+    The lookup keeps its answers, so that many claims on equal geometries cost one count. If several owners share a
+    byte, it takes an owner of data before any other owner. Among several owners of data, it takes the last one given.
 
     Args:
         owners: the views that rightfully own bytes.
@@ -119,7 +119,7 @@ class OwnerLookup:
     def _hits_of_right(self, view: View, rightful: View, right: int) -> Counter:
         """Count the elements in their rightful place by the owner of their first byte.
 
-        This need not be the view itself: another owner of the same byte may be taken before it.
+        This owner need not be the view itself: another owner of the same byte may be taken before the view.
         """
         owners = self._hits_of_all(rightful)
         if len(owners) == 1:
@@ -133,6 +133,7 @@ class OwnerLookup:
         return Counter(self._owner_name(int(byte), view) for byte in starts[starts == rightful.starts.ravel()])
 
     def _owner_name(self, byte: int, view: View) -> str:
+        """Return the name of the owner of a byte in the storage of ``view``."""
         if not 0 <= byte < view.storage.nbytes:
             return OUTSIDE
         found = self.place(byte, view.storage.name)
@@ -181,8 +182,8 @@ class OwnerLookup:
     def _count_hits(self, storage: Storage, views: dict[tuple, View], together: bool = False) -> None:
         """Count the elements of views by what has their first byte: 0 outside, 1 padding, 2 the first owner, ...
 
-        The sweep takes the storage as its owner number 0 and the owners after it. The views have a weight of more than
-        all these together, so that only regions with a view are returned.
+        In the sweep, the storage is number 0, then come the owners, then the views. A view weighs more than the storage
+        and all owners together, so that the sweep returns only regions with a view.
 
         Args:
             together: True for all views of a storage. Views that are counted one by one share a work limit.
@@ -211,7 +212,7 @@ class OwnerLookup:
 
 
 def misplaced(view: View, rightful: View, lookup: OwnerLookup) -> Iterator[Finding]:
-    """Find elements that are not where ``rightful`` has them, and the owners of the bytes where they are instead.
+    """Find elements that are not where ``rightful`` has them, and the owners of the bytes that they use instead.
 
     Raises:
         ValueError: the shapes differ.

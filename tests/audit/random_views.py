@@ -8,7 +8,7 @@ STORAGE = Storage("s", 4096)
 
 
 def random_view(draw: random.Random, name: str) -> View:
-    """Nested with gaps, or any strides at all; overlapping itself now and then."""
+    """Return a view: 6 of 10 have gaps and no overlapping elements, the others have any strides."""
     shape = tuple(draw.randint(1, 5) for _ in range(draw.randint(1, 5)))
     if draw.random() < 0.6:
         order, stride, step = draw.sample(range(len(shape)), len(shape)), [0] * len(shape), 1

@@ -1,4 +1,4 @@
-"""Overlay, Covers and SameBytes against an account in plain Python, byte by byte, over random small pools."""
+"""Overlay, Covers and SameBytes, compared with plain Python byte by byte on random small views."""
 
 import random
 import time
@@ -17,7 +17,7 @@ POOL = Storage("pool", 96)
 
 
 def elements(view: View) -> dict[tuple[int, ...], range]:
-    """The bytes of each index."""
+    """Return the bytes of each index."""
     found = {}
     for index in product(*map(range, view.shape)):
         start = (view.offset + sum(i * step for i, step in zip(index, view.stride, strict=True))) * view.itemsize
@@ -26,7 +26,7 @@ def elements(view: View) -> dict[tuple[int, ...], range]:
 
 
 def blocks_of(view: View) -> dict[int, set[int]]:
-    """The bytes of each block."""
+    """Return the bytes of each block."""
     found: dict[int, set[int]] = {}
     for index, bytes_ in elements(view).items():
         found.setdefault(index[0], set()).update(bytes_)
@@ -34,7 +34,7 @@ def blocks_of(view: View) -> dict[int, set[int]]:
 
 
 def touching(views, bad: dict[str, dict[int, set[int]]]) -> Counter:
-    """Elements of each view that have a bad byte; bad bytes are given by view and block."""
+    """Count the elements of each view with a bad byte. Bad bytes are given by view and block."""
     counts: Counter = Counter()
     for view in views:
         for index, bytes_ in elements(view).items():
@@ -43,7 +43,7 @@ def touching(views, bad: dict[str, dict[int, set[int]]]) -> Counter:
 
 
 def random_view(draw: random.Random, name: str, block_bytes: int | None) -> View:
-    """Blocks of up to two more axes, with gaps, an offset, any size of elements."""
+    """Return a view of some blocks with up to two more axes, with gaps, an offset and any element size."""
     itemsize = draw.choice((1, 1, 2, 4))
     shape = (draw.choice((1, 2, 3, 4)), *(draw.choice((1, 2, 3)) for _ in range(draw.randint(0, 2))))
     step = draw.choice((3, 4, 5, 6, 8)) if block_bytes is None else block_bytes // itemsize
@@ -62,7 +62,7 @@ def record(finding) -> tuple:
 
 
 def claimed(views, claims) -> list:
-    """What the claims found; what the views alone have is left out."""
+    """Return the findings of the claims, without those of the views alone."""
     alone = set(audit_views(views).findings)
     return [finding for finding in audit_views(views, claims).findings if finding not in alone]
 
@@ -141,7 +141,7 @@ def test_same_bytes_is_that_of_the_account(seed):
 
 
 def test_the_random_pools_hold_everything_often():
-    """Equal and unequal block strides, both faults of an extent, clean ones, one block of several."""
+    """Equal and unequal block strides, both faults of an extent, clean extents and short extents all occur."""
     counts: Counter = Counter()
     for seed in SEEDS:
         views = scene(seed)
@@ -163,7 +163,7 @@ def test_an_exact_extent_is_clean_and_padding_may_be_covered():
 
 
 def test_a_block_range_of_the_content_is_its_first_blocks():
-    """An extent of two blocks owes two blocks, and may not touch the others."""
+    """An extent of two blocks must cover two blocks, and may not touch other blocks."""
     views = [pages("content", 16), pages("two", 16, blocks=2), pages("two, long", 24, blocks=2)]
     assert not claimed(views, [Covers("two", ("content",))])
     (finding,) = claimed(views, [Covers("two, long", ("content",))])
@@ -171,7 +171,7 @@ def test_a_block_range_of_the_content_is_its_first_blocks():
 
 
 def test_neighbours_of_the_same_block_may_be_covered():
-    """A clear of a whole page from the page's start wipes the layers of its own block only."""
+    """An extent that starts at the page may cover all layers of its block. One that starts later covers the next block."""
     views = [pages("layer 0", 6), pages("layer 1", 6, offset=8), pages("from 0", 16), pages("from 8", 16, offset=8)]
     layers = ("layer 0", "layer 1")
     assert not claimed(views, [Covers("from 0", ("layer 0",), layers)])
@@ -180,8 +180,8 @@ def test_neighbours_of_the_same_block_may_be_covered():
     assert finding.text == "18 bytes of other blocks are covered: 18 elements of layer 0"
 
 
-def test_cells_are_elements_and_not_bytes():
-    """Two float32 of a block lack a byte each, though one is cut by another view's edge as well."""
+def test_elements_are_counted_and_not_bytes():
+    """Two float32 elements of each block are not covered completely. One is also cut by the end of another view."""
     content = View("content", POOL, (2, 3), (8, 1), 0, 4)
     views = [content, View("extent", POOL, (2, 5), (32, 1), 0), View("edge", POOL, (2, 7), (32, 1), 0)]
     truncated, *others = claimed(views, [Covers("extent", ("content", "edge"))])
@@ -196,7 +196,7 @@ def test_many_equal_blocks_cost_what_few_cost():
 
 
 def test_many_blocks_of_unequal_strides_are_judged_by_the_first():
-    """What is found there holds; it is not counted. The same at a size that is counted says the same kinds."""
+    """Findings in the first blocks have no counts. Fewer blocks give findings of the same kinds, with counts."""
     for blocks in (50_269, 64):
         memory = Storage("memory", blocks * 32)
         cache = View("cache", memory, (blocks, 2, 16), (16, blocks * 16, 1), axes=("block", "kv", "byte"))
@@ -230,7 +230,7 @@ def test_errors_say_what_does_not_fit(views, claim, said):
 
 
 def test_what_is_too_much_work_is_never_called_clean():
-    """One claim is not judged; what the others find stays."""
+    """One claim is not judged. The findings of the other claims stay."""
     views = [pages("a", 1, 3000, 16), pages("b", 1, 3000, 17, 60_000)]
     result = audit_views(views, [Overlay(("a", "b")), Disjoint(("a", "b")), Aligned("b", 2)])
     (overlay,) = (finding for finding in result.of_kind("collision") if finding.text)

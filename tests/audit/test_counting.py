@@ -1,4 +1,4 @@
-"""Counts of solutions against enumeration, also with coefficients whose products need more than 64 bits."""
+"""Counts of solutions, compared with an enumeration; some products of coefficients need more than 64 bits."""
 
 import random
 from itertools import product
@@ -31,7 +31,7 @@ def test_solutions_are_those_of_the_enumeration(largest):
 
 
 def test_two_long_coefficients_with_one_of_many_indices():
-    """x = 264824839320 - ... : one index runs through 681025926693 values, which Python's integers solve."""
+    """One index has 681025926693 values. The products exceed 64 bits, so Python integers solve the equation."""
     c, d, target = 5, -167_033_083_024, 1_324_135_859_470
     by_hand = sum((target - d * y) % c == 0 and 0 <= (target - d * y) // c < 681_025_926_693 for y in range(2))
     assert count_solutions([(c, 681_025_926_693), (d, 2)], target) == by_hand == 1

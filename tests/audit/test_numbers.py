@@ -1,4 +1,4 @@
-"""Steps, ids, address types, boundaries, readings and scales behind data, against plain Python over random views."""
+"""Copy strides, ids, address types, alignment, readings and scale places, compared with plain Python on random views."""
 
 import random
 import time
@@ -24,12 +24,12 @@ def indices(view: View):
 
 
 def elems(view: View, index: tuple[int, ...]) -> int:
-    """The address of an element, in elements."""
+    """Return the address of an element, counted in elements."""
     return view.offset + sum(i * step for i, step in zip(index, view.stride, strict=True))
 
 
 def claimed(views, claim) -> list:
-    """What the claim found; what the views alone have is left out."""
+    """Return the findings of the claim, without those of the views alone."""
     alone = set(audit_views(views).findings)
     return [finding for finding in audit_views(views, [claim]).findings if finding not in alone]
 
@@ -42,7 +42,7 @@ def random_view(draw: random.Random, name: str = "v", reach: int = 40, storage: 
 
 
 def exact(number: int, address_type: str) -> bool:
-    """Whether a type holds a whole number: bits of a float from its highest to its lowest, or an integer's range."""
+    """Return True if a type holds a whole number: a float by its number of bits, an integer by its range."""
     if address_type in INTEGER_BITS:
         return (
             (0 if address_type.startswith("u") else -(1 << INTEGER_BITS[address_type]))
@@ -143,23 +143,27 @@ def test_aligned_says_how_often_a_row_is_right():
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_ids_are_those_of_the_account(seed):
-    """An id stands for ``ratio`` blocks, all of which must exist; its first must lie where the consumer steps to."""
+    """An id stands for ``ratio`` blocks. All must exist, and the consumer must expect the first one at its place."""
     draw = random.Random(seed)
     view = View("v", POOL, (draw.randint(1, 12), 4), (draw.choice((4, 6)), 1), 0, draw.choice((1, 2)))
     ratio, count = draw.randint(1, 4), draw.randint(0, 8)
     step = draw.choice((None, view.stride[0] * view.itemsize * ratio, view.stride[0] * view.itemsize, 24))
     expected = []
-    homeless = [i for i in range(count) if (i + 1) * ratio > view.shape[0]]
-    if homeless:
-        expected.append((len(homeless), None))
+    without_blocks = [i for i in range(count) if (i + 1) * ratio > view.shape[0]]
+    if without_blocks:
+        expected.append((len(without_blocks), None))
     moved = [] if step is None else [i for i in range(count) if i * step != i * ratio * view.stride[0] * view.itemsize]
     if moved:
         expected.append((len(moved), None))
     found = claimed([view], Maps("ids", "v", count, ratio, step))
     assert [(f.elements, f.bytes) for f in found] == expected
     assert all((f.kind, f.views) == ("index_space", ("v",)) for f in found)
-    if homeless:
-        told = f"id {homeless[0]} has" if len(homeless) == 1 else f"ids {homeless[0]} to {homeless[-1]} have"
+    if without_blocks:
+        told = (
+            f"id {without_blocks[0]} has"
+            if len(without_blocks) == 1
+            else f"ids {without_blocks[0]} to {without_blocks[-1]} have"
+        )
         assert f"{told} no place in it" in found[0].text
 
 
@@ -188,7 +192,7 @@ def test_steps_of_a_copy_are_those_of_the_account(seed):
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_scales_follow_as_in_the_account(seed):
-    """A scale for each cell, ``at_bytes`` behind it; sometimes moved by a block stride, an offset or an axis order."""
+    """Each scale belongs ``at_bytes`` after its cell. Some random views have another block stride or offset."""
     draw = random.Random(seed)
     shape = (draw.randint(1, 4), draw.randint(1, 3), 8)
     cell, at_bytes = draw.choice((12, 16)), draw.choice((8, 8, 4))
@@ -216,7 +220,7 @@ def reading(name: str, shape, stride, offset: int = 0, storage: Storage = POOL, 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_readings_are_those_of_the_account(seed):
-    """Those that fit, whether their maps differ, and what they share."""
+    """The finding names the readings that fit, and the number of bytes that they share."""
     draw, page = random.Random(seed), Storage("page", 24)
     views = [reading("as given", (4, 6), (6, 1), storage=page)]
     for n in range(draw.randint(1, 3)):
@@ -239,7 +243,7 @@ def test_readings_are_those_of_the_account(seed):
 
 
 def test_share_of_a_seed_is_balanced():
-    """The random scenes hold faults and clean ones; the fraction is between a tenth and nine tenths."""
+    """Between a tenth and nine tenths of the random views have a fault, and the others have none."""
     faulty = 0
     for seed in SEEDS:
         view = random_view(random.Random(seed))
@@ -255,8 +259,11 @@ ROWS = View("rows", POOL, (4, 8), (8, 1), 0, 2, ("block", "d"))
     [
         (Addressed("rows", "float33"), "address_type 'float33' does not exist.*did you mean 'float32'"),
         (Aligned("rows", 0), "boundary_bytes must be at least 1, not 0"),
-        (Maps("ids", "rows", -1), "ids: -1 ids with 1 blocks per id are not possible"),
-        (Maps("ids", "rows", 4, 0), "ids: 4 ids with 0 blocks per id are not possible"),
+        (Maps("ids", "rows", -1), "ids: count must be at least 0 and ratio at least 1, but count is -1 and ratio is 1"),
+        (
+            Maps("ids", "rows", 4, 0),
+            "ids: count must be at least 0 and ratio at least 1, but count is 4 and ratio is 0",
+        ),
         (Declared("rows", ("rows",), "row"), "declared 'row' does not exist: it is one of rows"),
         (
             Follows("rows", "rows", 8),
@@ -271,7 +278,7 @@ def test_errors_say_what_does_not_fit(claim, said):
 
 
 def test_the_first_row_off_a_boundary_is_the_lowest():
-    """Heads lie outside tokens here, so that the second token comes before the second head."""
+    """Heads come before tokens in memory here, so the second token lies before the second head."""
     view = View("v", Storage("s", 96), (1, 2, 2, 12), (96, 12, 36, 1))
     (finding,) = audit_views([view], [Aligned("v", 16)]).findings
     assert finding.example[0].start_bytes == 12
@@ -305,7 +312,7 @@ def test_a_last_axis_with_gaps_touches_a_sector_an_element():
 
 @pytest.mark.parametrize("sign", [1, -1])
 def test_float16_ends_at_infinity(sign):
-    """65520 and above round to infinity; 65504 is the last that is exact."""
+    """Numbers from 65520 on round to infinity. The largest exact number is 65504."""
     first = {}
     for offset in (65_504, 65_505, 65_519, 65_520, 65_536, 131_072):
         view = View("v", Storage("s", 1 << 20), (1,), (1,), sign * offset)
@@ -347,7 +354,7 @@ def _bad_addresses(starts: np.ndarray, address_type: str) -> int:
 
 
 def test_a_million_million_addresses():
-    """Of 2**40 addresses in a row float32 holds 2**24, and of each doubling beyond 2**23 more."""
+    """Of the addresses 0 to 2**40, float32 holds the first 2**24, and 2**23 more in each doubling."""
     (finding,) = addressable(View("v", Storage("s", 1 << 42), (1 << 40,), (1,)), "float32")
     assert finding.elements == (1 << 40) - (1 << 24) - 16 * (1 << 23)
     assert finding.example[0].index == ((1 << 24) + 1,)

@@ -1,4 +1,4 @@
-"""Pairs of views without a short common period, against enumeration in Python integers."""
+"""Pairs of views without a short common period, compared with an enumeration in Python integers."""
 
 import random
 
@@ -19,7 +19,7 @@ def byte_ranges(view: View) -> list[tuple[int, int]]:
 
 
 def many_and_few(draw: random.Random) -> tuple[View, View]:
-    """Many small elements at one step, and a few far apart, so that the enumeration can go by the few."""
+    """Return a view of very many elements and a view of few, so that a test can enumerate the few."""
     step, size = draw.randrange(400, 700), draw.randrange(10**8, 2 * 10**8)
     blocks, rows = draw.randint(2, 3), draw.randint(2, 90)
     stride = draw.randrange(rows * 10**8, rows * 10**8 + 10**9)

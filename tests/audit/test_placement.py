@@ -1,4 +1,4 @@
-"""Misplaced scales at production size, against known figures."""
+"""Misplaced scales at production size, compared with known figures."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from kvviz.cache.spec import CacheSpec
 
 
 def hits(finding) -> tuple[int, int, int]:
-    """Other layers' scales of the same half, the other half's, and the view's own at another index."""
+    """Return how many elements hit scales of the same half, of the other half, and of the view at another index."""
     name, half = finding.views[0], finding.views[0].split()[2]
     own = sum(n for what, n in finding.hits if what == f"{name}, at another index")
     same = sum(n for what, n in finding.hits if what.endswith(f" {half} scale") and what != name)

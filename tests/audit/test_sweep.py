@@ -1,4 +1,4 @@
-"""Shared bytes against an enumeration of every byte, over random sets of views; and work at production size."""
+"""Shared bytes of random sets of views, compared with an enumeration of every byte; work at production size."""
 
 import random
 from itertools import combinations
@@ -20,7 +20,7 @@ SETS, PARTS = 10_000, 20
 
 
 def enumerated(views: list[View]) -> dict:
-    """Members -> (bytes, lowest byte, elements of each member), byte by byte."""
+    """Return members -> (bytes, lowest byte, elements of each member), counted byte by byte."""
     owners: dict[int, set[int]] = {}
     for number, view in enumerate(views):
         for byte in view.all_bytes.tolist():
@@ -40,7 +40,7 @@ def touching(view: View, bytes_: list[int]) -> int:
 
 
 def shares(a: View, b: View) -> bool:
-    """numpy's own exact answer, over real memory."""
+    """Return True if numpy finds a shared byte in real memory."""
     memory, zero = np.zeros(1 << 15, np.uint8), 1 << 14
     arrays = (
         np.ndarray(
