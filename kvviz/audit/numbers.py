@@ -331,9 +331,6 @@ def _describe_shared(readings: Sequence[View]) -> str:
     own = [sum(region.bytes for region in regions if n in region.members) for n in range(len(readings))]
     if set(own) == {shared}:
         return f"they claim the same {counted(shared, 'byte')} in another order of the indices"
-    each = (
-        f"{counted(own[0], 'byte')} each"
-        if len(set(own)) == 1
-        else f"{', '.join(map(str, own[:-1]))} and {own[-1]} bytes"
-    )
-    return f"they claim {each} and share {shared} of them"
+    if len(set(own)) == 1:
+        return f"they claim {counted(own[0], 'byte')} each and share {shared} of them"
+    return f"they claim {', '.join(map(str, own[:-1]))} and {own[-1]} bytes and share {shared} of them"

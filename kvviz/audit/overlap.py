@@ -75,12 +75,8 @@ def out_of_bounds(view: View) -> Iterator[Finding]:
     size = view.storage.nbytes
     if view.num_elements == 0 or (low >= 0 and high <= size):
         return
-    elements, bytes_, example, text = (
-        None,
-        None,
-        (),
-        f"reaches bytes [{low}, {high}) of a storage of {counted(size, 'byte')}",
-    )
+    elements, bytes_, example = None, None, ()
+    text = f"reaches bytes [{low}, {high}) of a storage of {counted(size, 'byte')}"
     try:
         sweep = Sweep([byte_sets(view), [byte_range(0, size)]], [view.itemsize, 1])
         outside = next(region for region in sweep.regions(1) if region.members == (0,))

@@ -171,7 +171,7 @@ def test_a_block_range_of_the_content_is_its_first_blocks():
 
 
 def test_neighbours_of_the_same_block_may_be_covered():
-    """An extent that starts at the page may cover all layers of its block. One that starts later covers the next block."""
+    """An extent may cover all layers of its own block. An extent that starts later covers the next block."""
     views = [pages("layer 0", 6), pages("layer 1", 6, offset=8), pages("from 0", 16), pages("from 8", 16, offset=8)]
     layers = ("layer 0", "layer 1")
     assert not claimed(views, [Covers("from 0", ("layer 0",), layers)])

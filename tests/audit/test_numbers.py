@@ -1,4 +1,4 @@
-"""Copy strides, ids, address types, alignment, readings and scale places, compared with plain Python on random views."""
+"""Copy strides, ids, address types, alignment, readings and scale places, compared with plain Python."""
 
 import random
 import time
