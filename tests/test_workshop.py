@@ -75,12 +75,15 @@ SLIPS = {
         ),
         (
             "altitude = dict(pairs='GPU', memory='allocator', slots='caller')",
-            "pairs: 'GPU' is none of caller, connector",
+            "pairs: 'GPU' is not a place. The places are caller",
         ),
     ],
     "06.1": [
-        ("return 'ours'", "build 1 is missorted: 'ours' ignores column 'step': 'start agent'"),
-        ("return 'infrastructure' if build['step'] != 'tests' else 'ours'", "build 3 is missorted: 'ours' ignores"),
+        ("return 'ours'", "build 1 has the wrong verdict: 'ours' ignores column 'step': 'start agent'"),
+        (
+            "return 'infrastructure' if build['step'] != 'tests' else 'ours'",
+            "build 3 has the wrong verdict: 'ours' ignores",
+        ),
     ],
     "07.1": [
         ("return True", "a fault passes: the layer's own offset forgotten. block 0, token 0, head 0: data end at byte"),
@@ -90,22 +93,22 @@ SLIPS = {
         ),
         (
             "return data['steps'] == scale['steps'] and scale['start'] == data['start'] + data_bytes",
-            "a right cache is refused: one head",
+            "a correct cache is refused: one head",
         ),
     ],
     "08.1": [
-        ("width_bytes = 2 * 16 * 3 * 64", "that is a byte for every element"),
+        ("width_bytes = 2 * 16 * 3 * 64", "this counts one byte per element"),
         (
             "width_bytes = 2 * 16 * 3 * 32",
-            "byte 3072 is the first that stays behind, and belongs to layer 0 V data [block 0, token 12, head 1]: th",
+            "byte 3072 is the first that is not copied. It belongs to layer 0 V data [block 0, token 12, head 1]: th",
         ),
         (
             "width_bytes = 3455",
-            "byte 3455 is the first that stays behind, and belongs to layer 0 V scale [block 0, token 15, he",
+            "byte 3455 is the first that is not copied. It belongs to layer 0 V scale [block 0, token 15, he",
         ),
         ("width_bytes = 3460", "belongs to layer 0 K data [block 1, token 0, head 0]"),
         ("width_bytes = 0", "belongs to layer 0 K data [block 0, token 0, head 0]"),
-        ("width_bytes = 10**6", "1000000 is no number of bytes"),
+        ("width_bytes = 10**6", "1000000 is not a number of bytes"),
     ],
     "09.1": [
         ("offset = 0", "exit status 1: collision, layer 0 K scale [block 0, token 0, head 0] at bytes"),
