@@ -124,7 +124,7 @@ SLIPS = {
         ("return 8", "64 sequences, 8 heads: 8 splits are 4,096 programs, waves: 3, each of 1/8 of the context"),
         ("return 6", "64 sequences, 8 heads: 6 splits are 3,072 programs, waves: 2; good, but there are fewer"),
         ("return 3", "48 sequences, 8 heads: 3 splits are 1,152 programs, waves: 1, each of 1/3 of the context"),
-        ("return FITS // (num_seqs * num_heads) * 4", "64 sequences, 8 heads: 12 is no number from 1 to 8"),
+        ("return FITS // (num_seqs * num_heads) * 4", "64 sequences, 8 heads: 12 is not a number from 1 to 8"),
     ],
 }
 """Exercise -> likely mistakes, each with a part of the message of the check."""
