@@ -180,10 +180,10 @@ class OwnerLookup:
         return wanted
 
     def _count_hits(self, storage: Storage, views: dict[tuple, View], together: bool = False) -> None:
-        """Count the elements of views by what has their first byte: 0 outside, 1 padding, 2 the first owner, ...
+        """Count the elements of views by the owner of their first byte: 0 is outside, 1 padding, 2 the first owner, ...
 
-        In the sweep, the storage is number 0, then come the owners, then the views. A view weighs more than the storage
-        and all owners together, so that the sweep returns only regions with a view.
+        The sweep numbers the storage 0, then the owners, then the views. A view weighs more than the storage and all
+        owners together. So the sweep returns only regions that hold a view.
 
         Args:
             together: True for all views of a storage. Views that are counted one by one share a work limit.

@@ -145,8 +145,8 @@ def block_runs(kv: torch.Tensor) -> tuple[np.ndarray, int]:
     """
     itemsize = length = kv.element_size()
     starts = np.zeros(1, np.int64)
-    # From the innermost axis outwards: an axis whose step is the length so far makes the range longer. From the first
-    # gap on, each axis multiplies the ranges instead.
+    # Go from the innermost axis to the outermost. An axis without a gap makes the ranges longer. After the first gap,
+    # each axis multiplies the number of ranges instead.
     for step, size in sorted(zip(kv.stride()[1:], kv.shape[1:], strict=True)):
         if step * itemsize == length and len(starts) == 1:
             length *= size
