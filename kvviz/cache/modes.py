@@ -7,6 +7,7 @@ encodes and decodes cells; JavaScript gets the record as data from :meth:`Mode.a
 To add a mode, add a line to ``_ALL``. If the mode has a new kind of code, add a line to :data:`CODES` as well.
 """
 
+import math
 from dataclasses import dataclass
 
 from kvviz.audit.arguments import one_of
@@ -24,18 +25,36 @@ class Code:
         largest: the largest code. A cell's scale maps the largest element of the cell to this code. 0.0 if the code
             never has a scale.
         label: the words that a picture writes on the codes of a cell.
+        values: the number that each code stands for, before zero-point and scale, by the bits of the code. Empty for
+            bfloat16, whose elements are not decoded one by one.
     """
 
     bits: int
     largest: float
     label: str
+    values: tuple[float, ...] = ()
+
+
+def _float_values(exponent_bits: int, mantissa_bits: int) -> tuple[float, ...]:
+    """Return the value of every code of a small float without infinity: sign, exponent, mantissa.
+
+    For e4m3 (4 and 3 bits) the exponent's bias is 7, and the code with all bits set is NaN.
+    """
+    bias, half = 2 ** (exponent_bits - 1) - 1, 1 << mantissa_bits
+    sizes = []
+    for code in range(1 << (exponent_bits + mantissa_bits)):
+        exponent, mantissa = divmod(code, half)
+        sizes.append((half * (exponent > 0) + mantissa) * 2.0 ** (max(exponent, 1) - bias - mantissa_bits))
+    if exponent_bits + mantissa_bits == 7:
+        sizes[-1] = math.nan
+    return (*sizes, *(-size for size in sizes))
 
 
 CODES = {
     "bfloat16": Code(16, 0.0, "bfloat16 elements, 2 bytes each"),
-    "e4m3": Code(8, 448.0, "fp8 e4m3 codes, 1 byte each"),
-    "int8": Code(8, 127.0, "int8 codes, 1 byte each"),
-    "int4": Code(4, 15.0, "int4 codes, two in a byte"),
+    "e4m3": Code(8, 448.0, "fp8 e4m3 codes, 1 byte each", _float_values(4, 3)),
+    "int8": Code(8, 127.0, "int8 codes, 1 byte each", (*range(128), *range(-128, 0))),
+    "int4": Code(4, 15.0, "int4 codes, two in a byte", tuple(range(16))),
 }
 """Every kind of code by name. ``e4m3`` is torch's ``float8_e4m3fn``. ``int4`` is unsigned: 0 to 15."""
 
@@ -81,6 +100,16 @@ class Mode:
         """The words that a picture writes on the codes of a cell."""
         return CODES[self.code].label
 
+    def codes_in(self, byte: int) -> tuple[float, ...]:
+        """Return the numbers that the codes in one byte stand for: one, or two with the low four bits first."""
+        values = CODES[self.code].values
+        return (values[byte],) if self.codes_per_byte == 1 else (values[byte & 15], values[byte >> 4])
+
+    @property
+    def can_decode_bytes(self) -> bool:
+        """True if :meth:`codes_in` works for this mode: its codes have at most 8 bits."""
+        return bool(CODES[self.code].values)
+
     @property
     def largest_code(self) -> float:
         """The largest code. The scale of a cell maps the largest element to this code."""
@@ -111,11 +140,13 @@ class Mode:
         """The bits of a scale that hold the zero-point: 15, or 0 for a mode without a zero-point."""
         return ZERO_POINT_MASK if self.has_zero_point else 0
 
-    def as_data(self) -> dict[str, str | int | bool]:
-        """Return what a decoder needs as a plain dict, which JSON can hold. JavaScript gets this dict."""
+    def as_data(self) -> dict:
+        """Return what a decoder needs as a plain dict, which JSON can hold: JavaScript gets this dict. NaN is None."""
+        values = CODES[self.code].values if self.is_per_token_head else ()
         return {
             "name": self.name,
             "code": self.code,
+            "values": [None if math.isnan(value) else value for value in values],
             "codes_per_byte": self.codes_per_byte,
             "scale_bytes": self.scale_bytes,
             "scale_dtype": self.scale_dtype,

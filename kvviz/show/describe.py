@@ -173,13 +173,13 @@ def _decoded_scale(record: ByteMap, mode: Mode, start: int) -> str:
 
 
 def _decoded_code(record: ByteMap, mode: Mode, scale_start: int, value: int) -> str:
-    if mode.code not in CODES or mode.scale_dtype not in SCALES:
+    if not mode.can_decode_bytes or mode.scale_dtype not in SCALES:
         return f"a {mode.code} code with a {mode.scale_dtype} scale: this map cannot decode its value"
     scale = _scale_at(record, mode, scale_start)
     if scale is None:
         return f"its scale is read at byte {scale_start}, whose value is not shown"
     size, zero = scale
-    products = [f"{number(c)} x {number(size)} = {number((c - zero) * size)}" for c in codes_of(mode.code, value)]
+    products = [f"{number(c)} x {number(size)} = {number((c - zero) * size)}" for c in mode.codes_in(value)]
     notes = [f"codes less the zero-point {zero}"] * mode.has_zero_point + ["rotated"] * mode.rotated
     return f"code x scale at byte {scale_start}: {' and '.join(products)}" + (f" ({'; '.join(notes)})" if notes else "")
 
@@ -193,7 +193,7 @@ def _view(views: tuple[View, ...], name: str) -> View | None:
     return next((view for view in views if view.name == name), None)
 
 
-SCALES = {"float32": ("<f", "<I")}
+SCALES = {"float32": ("<f", "<I"), "float16": ("<e", "<H")}
 """For each dtype of a scale, the two formats in which :mod:`struct` reads it: as a number, and as its bits."""
 
 
@@ -204,39 +204,6 @@ def _scale_at(record: ByteMap, mode: Mode, start: int) -> tuple[float, int] | No
         return None
     size, bits = (struct.unpack(form, raw)[0] for form in SCALES[mode.scale_dtype])
     return size, bits & mode.zero_point_mask
-
-
-def _int8(byte: int) -> tuple[float, ...]:
-    return (byte - 256 if byte > 127 else byte,)
-
-
-def _int4(byte: int) -> tuple[float, ...]:
-    """Return the two codes of a byte, the low four bits first."""
-    return (byte & 15, byte >> 4)
-
-
-def _e4m3(byte: int) -> tuple[float, ...]:
-    """Return float8_e4m3fn: sign, 4 bits of exponent with bias 7, 3 bits of mantissa, one NaN and no infinity."""
-    sign, exponent, mantissa = byte >> 7, byte >> 3 & 15, byte & 7
-    if exponent == 15 and mantissa == 7:
-        return (math.nan,)
-    size = (8 + mantissa) * 2.0 ** (exponent - 10) if exponent else mantissa * 2.0**-9
-    return (-size if sign else size,)
-
-
-CODES = {"int8": _int8, "int4": _int4, "e4m3": _e4m3}
-"""For each ``Mode.code``, the function that returns the codes in one byte."""
-
-
-def codes_of(code: str, value: int) -> tuple[float, ...]:
-    """Return the codes in one byte; ``code`` is the ``code`` of a ``Mode``.
-
-    Raises:
-        ValueError: a code that is not in :data:`CODES`.
-    """
-    if code not in CODES:
-        raise ValueError(f"codes of kind {code!r} cannot be decoded here: only {', '.join(CODES)}")
-    return CODES[code](value)
 
 
 def number(value: float) -> str:

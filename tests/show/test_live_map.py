@@ -16,12 +16,12 @@ from kvviz.audit.audit import audit_scales
 from kvviz.audit.view import Storage, View
 from kvviz.cache.buffers import allocate
 from kvviz.cache.codes import decode
-from kvviz.cache.modes import MODES, get_mode
+from kvviz.cache.modes import MODES, SCALE_BYTES, get_mode
 from kvviz.cache.spec import CacheSpec
 from kvviz.show.byte_map import byte_map
 from kvviz.show.byte_map_text import letter
 from kvviz.show.colours import HUES, rgb
-from kvviz.show.describe import CODES, codes_of, describe, hues_of, style_of
+from kvviz.show.describe import describe, hues_of, style_of
 from kvviz.show.live_map import MapView, clipped
 from kvviz.show.overview import overview
 from kvviz.show.states import STATES
@@ -327,22 +327,40 @@ def test_steps_have_a_sentence_each():
         assert "Then nobody writes: 0 bytes" in text
 
 
-@pytest.mark.parametrize("mode", [mode for mode in SCALED if get_mode(mode).code in CODES])
+@pytest.mark.parametrize("mode", [mode for mode in SCALED if get_mode(mode).can_decode_bytes])
 def test_codes_are_those_of_the_reference(mode):
     """The map decodes without torch. The reference of the kernels must give the same codes for every byte."""
     values = torch.arange(256, dtype=torch.uint8)
-    shown = torch.tensor([codes_of(get_mode(mode).code, value) for value in range(256)]).flatten().float()
+    shown = torch.tensor([get_mode(mode).codes_in(value) for value in range(256)]).flatten().float()
     expected = decode(values, torch.tensor(1.0), mode).float()  # a scale of 1.0 has the zero-point 0
     assert torch.equal(shown.nan_to_num(-1.0), expected.nan_to_num(-1.0))
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("change", [{"code": "bfloat16"}, {"scale_dtype": "float16"}])
+def test_a_float16_scale_is_decoded(opened, monkeypatch):
+    new = replace(get_mode("fp8_per_token_head"), name="new_per_token_head", scale_dtype="float16")
+    monkeypatch.setitem(MODES, new.name, new)
+    _, record, _ = story()
+    halves = [replace(view, itemsize=2) if view.role == "scale" else view for view in record.owners]
+    owners = tuple(
+        replace(view, offset=view.offset * 2, stride=tuple(2 * s for s in view.stride))
+        if view.role == "scale"
+        else view
+        for view in halves
+    )
+    record = byte_map(owners, owners, values=record.values, kv_cache_dtype=new.name)
+    page = opened(MapView(record, row_bytes=64).html)
+    lines = page.evaluate(EVERY.format("describe"), record.stop)
+    assert [tuple(each) for each in lines] == [describe(record, byte) for byte in range(record.stop)]
+    assert any("code x scale" in line for each in lines for line in each)
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("change", [{"code": "bfloat16"}, {"scale_dtype": "float8_e8m0fnu"}])
 def test_a_code_or_scale_that_cannot_be_decoded_says_so(opened, monkeypatch, change):
+    monkeypatch.setitem(SCALE_BYTES, "float8_e8m0fnu", 4)
     new = replace(get_mode("fp8_per_token_head"), name="new_per_token_head", **change)
     monkeypatch.setitem(MODES, new.name, new)
-    with pytest.raises(ValueError, match="codes of kind 'e2m1' cannot be decoded here: only int8, int4, e4m3"):
-        codes_of("e2m1", 7)
     _, record, _ = story()
     record = replace(record, kv_cache_dtype=new.name)
     page = opened(MapView(record, row_bytes=64).html)

@@ -51,19 +51,22 @@
 
   function decodedCode(map, start, value) {
     const mode = map.mode;
-    if (!(mode.code in CODES) || !(mode.scale_dtype in SCALES)) {
+    if (!mode.values.length || !(mode.scale_dtype in SCALES)) {
       return `a ${mode.code} code with a ${mode.scale_dtype} scale: this map cannot decode its value`;
     }
     const scale = scaleAt(map, start);
     if (!scale) return `its scale is read at byte ${start}, whose value is not shown`;
     const [size, zero] = scale;
-    const products = CODES[mode.code](value).map((c) => `${number(c)} x ${number(size)} = ${number((c - zero) * size)}`);
+    const products = codesIn(mode, value).map((c) => `${number(c)} x ${number(size)} = ${number((c - zero) * size)}`);
     const notes = [mode.zero_point_mask && `codes less the zero-point ${zero}`, mode.rotated && "rotated"].filter(Boolean);
     return `code x scale at byte ${start}: ${products.join(" and ")}${notes.length ? ` (${notes.join("; ")})` : ""}`;
   }
 
   // For each dtype of a scale: the functions that return its number and its bits from a DataView.
-  const SCALES = { float32: [(bytes) => bytes.getFloat32(0, true), (bytes) => bytes.getUint32(0, true)] };
+  const SCALES = {
+    float32: [(bytes) => bytes.getFloat32(0, true), (bytes) => bytes.getUint32(0, true)],
+    float16: [(bytes) => float16(bytes.getUint16(0, true)), (bytes) => bytes.getUint16(0, true)],
+  };
 
   // Return a scale and its zero-point (0 in a mode without zero-points), or null if a byte of the scale is unknown.
   function scaleAt(map, start) {
@@ -73,19 +76,17 @@
     return [size, bits & mode.zero_point_mask];
   }
 
-  // For each `Mode.code`: the function that returns the codes in one byte. int4 has the low four bits first.
-  const CODES = {
-    int8: (byte) => [byte > 127 ? byte - 256 : byte],
-    int4: (byte) => [byte & 15, byte >> 4],
-    e4m3: (byte) => [e4m3(byte)],
-  };
+  // Return the numbers that the codes in one byte stand for; with two codes, the low four bits first. JSON has no NaN.
+  function codesIn(mode, byte) {
+    const codes = mode.codes_per_byte === 1 ? [byte] : [byte & 15, byte >> 4];
+    return codes.map((code) => mode.values[code] ?? NaN);
+  }
 
-  // float8_e4m3fn: sign, 4 bits of exponent with bias 7, 3 bits of mantissa, one NaN and no infinity.
-  function e4m3(code) {
-    const exponent = (code >> 3) & 15, mantissa = code & 7;
-    if (exponent === 15 && mantissa === 7) return NaN;
-    const size = exponent ? (8 + mantissa) * 2 ** (exponent - 10) : mantissa * 2 ** -9;
-    return code >> 7 ? -size : size;
+  // Return the number of a float16: sign, 5 bits of exponent with bias 15, 10 bits of mantissa.
+  function float16(bits) {
+    const exponent = (bits >> 10) & 31, mantissa = bits & 1023, sign = bits >> 15 ? -1 : 1;
+    if (exponent === 31) return mantissa ? NaN : sign * Infinity;
+    return sign * (exponent ? 1024 + mantissa : mantissa) * 2 ** (Math.max(exponent, 1) - 25);
   }
 
   // The number format of tooltips: kvviz.show.describe.number returns the same text.
