@@ -50,7 +50,7 @@ def test_shapes_and_dtypes(mode, dtype):
     assert data.dtype == torch.uint8 and tuple(data.shape) == (40, 3, CacheSpec(1, 1, 1, 1, 64, mode).data_bytes)
     assert (scale is not None) == (mode in SCALED) == MODES[mode].is_per_token_head
     if scale is not None:
-        assert scale.dtype == torch.float32 and tuple(scale.shape) == (40, 3)
+        assert scale.dtype == getattr(torch, MODES[mode].scale_dtype) and tuple(scale.shape) == (40, 3)
     back = decode(data, scale, mode)
     assert back.dtype == torch.float32 and back.shape == x.shape
 

@@ -48,7 +48,7 @@ def test_views_are_those_of_the_tensors(layout, mode, one_storage):
                     cells = half.view(torch.uint8)[..., : spec.data_bytes]
                     data.append(View.of(cells, f"layer {layer} {name} data", storage, geometry.CELL_AXES, "data"))
                 if spec.is_per_token_head:
-                    pair = zip("KV", carve_from_strides(kv), strict=True)
+                    pair = zip("KV", carve_from_strides(kv, getattr(torch, spec.mode.scale_dtype)), strict=True)
                     scales += [
                         View.of(scale, f"layer {layer} {name} scale", storage, geometry.SCALE_AXES, "scale")
                         for name, scale in pair
