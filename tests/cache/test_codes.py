@@ -48,7 +48,7 @@ def test_shapes_and_dtypes(mode, dtype):
     x = cells(dtype=dtype)
     data, scale = encode(x, mode)
     assert data.dtype == torch.uint8 and tuple(data.shape) == (40, 3, CacheSpec(1, 1, 1, 1, 64, mode).data_bytes)
-    assert (scale is not None) == (mode in SCALED) == MODES[mode].is_per_token_head
+    assert (scale is not None) == MODES[mode].is_per_token_head
     if scale is not None:
         assert scale.dtype == getattr(torch, MODES[mode].scale_dtype) and tuple(scale.shape) == (40, 3)
     back = decode(data, scale, mode)
