@@ -64,9 +64,9 @@ SLIPS = {
     ],
     "03.2": [("first_wrong = 1", "token 1 is"), ("first_wrong = 0", "token 0 is")],
     "04.1": [
-        ("return 'scale on data'", "do not bear out 'scale on data'"),
-        ("return 'scale on scale' if first_wrong_token else 'scale on data'", "do not bear out 'scale on data'"),
-        ("return 'the tail'", "is none of scale on scale, scale on data, cannot tell"),
+        ("return 'scale on data'", "does not confirm 'scale on data'"),
+        ("return 'scale on scale' if first_wrong_token else 'scale on data'", "does not confirm 'scale on data'"),
+        ("return 'the tail'", "is not one of scale on scale, scale on data, cannot tell"),
     ],
     "05.1": [
         (

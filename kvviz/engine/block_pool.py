@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 
 from kvviz.audit.arguments import is_integer
+from kvviz.audit.findings import counted
 
 
 class BlockError(ValueError):
@@ -82,13 +83,13 @@ class BlockPool:
             )
         if count > self.num_blocks:
             raise BlockError(
-                f"request {request!r} needs {count_of(count)}, but the cache has {self.num_blocks}: shorten the "
-                f"request, or allocate a larger cache"
+                f"request {request!r} needs {counted(count, 'block')}, but the cache has {self.num_blocks}: shorten "
+                f"the request, or allocate a larger cache"
             )
         if count > self.num_free_blocks:
             raise BlockError(
-                f"request {request!r} needs {count_of(count)}, but {self.num_free_blocks} of {self.num_blocks} are "
-                f"free: wait until another request has finished"
+                f"request {request!r} needs {counted(count, 'block')}, but {self.num_free_blocks} of {self.num_blocks} "
+                f"are free: wait until another request has finished"
             )
         for block in self._only_kept()[: max(0, count - len(self._idle()))]:
             self.forget(block)
@@ -153,7 +154,9 @@ class BlockPool:
         """
         blocks = self.check(blocks)
         if len(hashes) != len(blocks):
-            raise BlockError(f"there are {len(hashes)} hashes for {count_of(len(blocks))}: give one hash per block")
+            raise BlockError(
+                f"there are {len(hashes)} hashes for {counted(len(blocks), 'block')}: give one hash per block"
+            )
         self.check_names(hashes, blocks)
         for key, block in zip(hashes, blocks, strict=True):
             if self._prefix.setdefault(key, block) == block and block in self._free:
@@ -219,11 +222,6 @@ class BlockPool:
     def _idle(self) -> list[int]:
         """Return the free blocks that are not in flight, in the order in which they are handed out."""
         return [block for block in self._free if block not in self.in_flight]
-
-
-def count_of(count: int) -> str:
-    """Return "1 block", "2 blocks", ... for a message."""
-    return f"{count} block{'' if count == 1 else 's'}"
 
 
 def _integer(block: object) -> object:

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import torch
 
 from kvviz.audit.arguments import is_integer
+from kvviz.audit.findings import counted
 from kvviz.cache.buffers import KVCache, ScaleViews
-from kvviz.engine.block_pool import count_of
 from kvviz.engine.model import LanguageModel, ModelConfig
 from kvviz.kernels.attention import paged_attention
 from kvviz.kernels.write import write_kv
@@ -93,7 +93,7 @@ class PagedBackend:
         length = int(positions[-1]) + 1
         if length > self.max_tokens:
             raise ValueError(
-                f"position {length - 1} has no slot: {count_of(len(self.blocks))} hold {self.max_tokens} tokens"
+                f"position {length - 1} has no slot: {counted(len(self.blocks), 'block')} hold {self.max_tokens} tokens"
             )
         slots = table[0].long()[positions // block_size] * block_size + positions % block_size
         counts = torch.tensor([0, len(positions)], dtype=torch.int32, device=device)

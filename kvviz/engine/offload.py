@@ -15,8 +15,9 @@ from typing import NamedTuple
 import torch
 
 from kvviz.audit.arguments import is_integer
+from kvviz.audit.findings import counted
 from kvviz.cache.buffers import KVCache, block_runs, check_fits
-from kvviz.engine.block_pool import BlockError, BlockPool, count_of
+from kvviz.engine.block_pool import BlockError, BlockPool
 from kvviz.kernels.gather import BlockGatherer
 
 
@@ -76,7 +77,7 @@ def check_pool(cache: KVCache, pool: BlockPool) -> None:
     """Raise ValueError if the pool and the cache have different numbers of blocks."""
     if pool.num_blocks != cache.spec.num_blocks:
         raise ValueError(
-            f"the pool has {count_of(pool.num_blocks)}, but the cache has {cache.spec.num_blocks}: "
+            f"the pool has {counted(pool.num_blocks, 'block')}, but the cache has {cache.spec.num_blocks}: "
             f"build the pool with BlockPool({cache.spec.num_blocks})"
         )
 
@@ -152,8 +153,8 @@ class Offloader:
         new = {key: block for key, block in zip(keys, blocks, strict=True) if key not in self._slots}
         if len(new) > len(self._free_slots):
             raise BlockError(
-                f"{count_of(len(new))} must be stored, but host memory has room for {len(self._free_slots)} more "
-                f"(of {len(self.host)}): drop stored blocks, or build the offloader with more num_host_blocks"
+                f"{counted(len(new), 'block')} must be stored, but host memory has room for {len(self._free_slots)} "
+                f"more (of {len(self.host)}): drop stored blocks, or build the offloader with more num_host_blocks"
             )
         self._check_idle(new.values())
         for key in new:
@@ -219,7 +220,9 @@ class Offloader:
         """Return the blocks as Python integers, after a check that they exist and that each has one hash."""
         blocks = self.pool.check(blocks)
         if len(keys) != len(blocks):
-            raise BlockError(f"there are {len(keys)} hashes for {count_of(len(blocks))}: give one hash per block")
+            raise BlockError(
+                f"there are {len(keys)} hashes for {counted(len(blocks), 'block')}: give one hash per block"
+            )
         return blocks
 
     def _check_arrived(self, keys: Sequence[str]) -> None:
