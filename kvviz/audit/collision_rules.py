@@ -1,0 +1,97 @@
+"""Explain views that overlap, or leave their storage, if no claim says where they belong.
+
+Without a rightful place, a rule proposes repaired numbers from the neighbours of a view: other layers with the same
+name, the content of a block, the size of the storage. A guess is returned only if the audit of the repaired views has
+fewer findings about these views.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from kvviz.audit.cause_rules import Guess, Surroundings, block_axis, content_of, family_of, page_of, start_of, steps_of
+from kvviz.audit.findings import Audit, Finding
+from kvviz.audit.view import View
+
+Audited = Callable[[dict[str, View]], Audit]
+"""Audits a set of views with the claims at hand."""
+
+Proposal = tuple[str, dict, list[View]]
+"""A cause, its facts, and the repaired views."""
+
+
+def explain_overlap(views: Mapping[str, View], findings: Sequence[Finding], audited: Audited) -> Iterator[list[Guess]]:
+    """Return guesses for the views of the findings, family by family; each repair has been audited."""
+    state = dict(views)
+    families = dict.fromkeys((family_of(name), state[name].storage.name) for f in findings for name in f.views)
+    for family, storage in families:
+        left = [f for f in audited(state).findings if f.kind in ("collision", "out_of_bounds", "self_overlap")]
+        names = [n for f in left for n in f.views if family_of(n) == family and state[n].storage.name == storage]
+        if not names:
+            continue
+        proven = _first_that_helps(state, names[0], left, audited)
+        if proven is None:
+            continue
+        cause, facts, repaired = proven
+        for view in repaired:
+            state[view.name] = view
+            yield [Guess(cause, view.name, view, facts, (family,))]
+
+
+def _first_that_helps(state: dict[str, View], name: str, left: Sequence[Finding], audited: Audited) -> Proposal | None:
+    """Return the first proposal after which the family has no finding, and nobody has a new one."""
+    for cause, facts, repaired in _proposals(state, name):
+        changed = {view.name for view in repaired}
+        after = [f for f in audited({**state, **{view.name: view for view in repaired}}).findings if f.severity == "error"]
+        touched = [f for f in after if changed & set(f.views)]
+        if not touched and len(after) < len(audited(state).findings):
+            return cause, facts, repaired
+    return None
+
+
+def _proposals(state: dict[str, View], name: str) -> Iterator[Proposal]:
+    view, around = state[name], Surroundings(state)
+    family = around.family(name)
+    axis = block_axis(view)
+    if axis is None:
+        return
+    step, size = abs(steps_of(view)[axis]), view.shape[axis]
+    content = content_of(view, around)
+    starts = [start_of(one) for one in family]
+    if len(family) > 1 and len(set(starts)) < len(starts):
+        pages = [content, step // len(family) if step % len(family) == 0 else 0, step * size]
+        for page in dict.fromkeys(page for page in pages if page):
+            for stride in dict.fromkeys((step, page * len(family))):
+                facts = {"views": len(family), "start": starts[0], "belongs": page}
+                yield "one_base", facts, [_placed(one, axis, stride, starts[0] + n * page) for n, one in enumerate(family)]
+    for itemsize in {view.itemsize} - {1}:
+        facts = {"itemsize": itemsize, "taken": "elements for bytes", "what": "strides and offset"}
+        if all(number % itemsize == 0 for number in (*view.stride[: len(view.stride) - 1], view.offset)):
+            for one in [family, [view]]:
+                yield "element_size", facts, [_divided(v, itemsize) for v in one]
+    page, layers = page_of(view, around)
+    whole = view.storage.nbytes // size if size and view.storage.nbytes % size == 0 else 0
+    span = max(starts) - min(starts) + content
+    candidates = {
+        "layer_count": page * layers if layers > 1 else 0,
+        "from_shape": span if len(family) > 1 else 0,
+        "padding_left_out": whole,
+    }
+    for cause, better in candidates.items():
+        if better and better != step:
+            facts = {"step": step, "belongs": better, "page": page, "layers": len(family), "content": content,
+                     "counted": step // page if page else 0, "factor": better // step if step else 0}  # fmt: skip
+            yield cause, facts, [_placed(one, axis, better, start_of(one)) for one in family]
+
+
+def _placed(view: View, axis: int, step: int, start: int) -> View:
+    """Return the view with another block step and start, both in bytes; unchanged numbers stay."""
+    if step % view.itemsize or start % view.itemsize:
+        return view
+    stride = tuple(step // view.itemsize if n == axis else old for n, old in enumerate(view.stride))
+    return replace(view, stride=stride, offset=start // view.itemsize)
+
+
+def _divided(view: View, itemsize: int) -> View:
+    stride = tuple(step // itemsize if n < len(view.stride) - 1 or step % itemsize == 0 else step
+                   for n, step in enumerate(view.stride))  # fmt: skip
+    return replace(view, stride=stride, offset=view.offset // itemsize)
