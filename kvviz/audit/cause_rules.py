@@ -344,10 +344,10 @@ PLACE_RULES = (
     swapped_halves,
     swapped_axes,
     wrong_unit,
+    scale_region,
     from_shape,
     block_step,
     dropped_offset,
-    scale_region,
     kv_packing,
 )
 """The rules for a view with a known rightful place, the surest first."""

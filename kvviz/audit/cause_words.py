@@ -54,6 +54,9 @@ def repair_words(repaired: Sequence[View]) -> str:
         offsets = [view.offset for view in members]
         numbers = [next((part for part in natural(view.name) if isinstance(part, int)), 0) for view in members]
         unit = f" (in elements of {itemsize} bytes)" if itemsize > 1 else ""
+        if not shape or 0 in shape:
+            lines.append(f"{members[0].name}: write nothing (skip slots below 0)")
+            continue
         who = members[0].name if len(members) == 1 else name.replace("#", "n", 1)
         lines.append(f"{who}: shape {shape}, offset {_linear(offsets, numbers)}, strides {stride}{unit}")
     return "; ".join(lines)
@@ -124,7 +127,9 @@ def _one_base(guesses: Sequence[Guess], views: Sequence[View]) -> str:
             f"{_who(views)} has the start and the width of {twin}: one entry per start address was kept. "
             f"It is {_fact(guesses, 'width')} bytes wide, and its content is {_fact(guesses, 'owed')} bytes wide."
         )
-    return f"One base address serves several layers: {_who(views)} {_verb(views, 'starts', 'start')} at {_starts(views)}."
+    return (
+        f"One base address serves several layers: {_who(views)} {_verb(views, 'starts', 'start')} at {_starts(views)}."
+    )
 
 
 def _layer_count(guesses: Sequence[Guess], views: Sequence[View]) -> str:
@@ -202,7 +207,8 @@ def _step_for_length(guesses: Sequence[Guess], views: Sequence[View]) -> str:
 
 
 def _block_unit(guesses: Sequence[Guess], views: Sequence[View]) -> str:
-    facts = guesses[0].facts
+    facts = next((guess.facts for guess in guesses if "count" not in guess.facts), guesses[0].facts)
+    guesses = [guess for guess in guesses if ("count" in guess.facts) == ("count" in facts)]
     if "count" in facts:
         parts = []
         if facts["count"] > facts["held"]:
@@ -250,7 +256,11 @@ def _region(guesses: Sequence[Guess], views: Sequence[View]) -> str:
 
 def _element(guesses: Sequence[Guess], views: Sequence[View]) -> str:
     facts = guesses[0].facts
-    wrong = "bytes where elements are expected" if facts["taken"] == "elements for bytes" else "elements where bytes are expected"
+    wrong = (
+        "bytes where elements are expected"
+        if facts["taken"] == "elements for bytes"
+        else "elements where bytes are expected"
+    )
     return (
         f"The {facts['what']} of {_who(views)} {'is' if facts['what'] == 'offset' else 'are'} off by a factor of "
         f"{facts['itemsize']}, the size of an element: {wrong}."
@@ -273,6 +283,15 @@ def _unaligned(guesses: Sequence[Guess], views: Sequence[View]) -> str:
 
 def _undeclared(guesses: Sequence[Guess], views: Sequence[View]) -> str:
     return f"The shape of {_who(views)} can be read in several ways ({guesses[0].facts['readings']}), and none is declared."
+
+
+def _padding_slot(guesses: Sequence[Guess], views: Sequence[View]) -> str:
+    facts = guesses[0].facts
+    where = "before the first row" if facts["slot"] < 0 else f"on the last row, slot {facts['slot']:,},"
+    return (
+        f"A padding slot was sent to memory: {_who(views)} writes {where} of {facts['cache']}, at byte {facts['start']:,}. "
+        f"Slot -1 stands for padding, and must write nothing."
+    )
 
 
 def _copy(guesses: Sequence[Guess], views: Sequence[View]) -> str:
@@ -314,6 +333,8 @@ _LIST = (
           "scale region: then a release that keeps scales in the other place is right", "09", _region),
     Cause("element_size", "Bytes were used as elements, or elements as bytes.",
           "bytes for elements: then a cache of one-byte elements is right", "02", _element),
+    Cause("padding_slot", "A padding slot was used as an index.",
+          "padding slot: then batches without padding are right", "09", _padding_slot),
     Cause("address_width", "A number type is too narrow for the addresses.",
           "address width: then a small cache is right", "09", _address),
     Cause("unaligned_rows", "Rows do not start at the boundary.", "", "10", _unaligned),

@@ -87,17 +87,12 @@ def diagnose(views: Sequence[View], claims: Sequence[Claim], result: Audit | Non
         found = list(stage(state, result))
         for guesses, place in found:
             best = guesses[0]
-            groups.setdefault((best.cause, best.key, _role(state, best)), []).append((best, guesses[1:], place))
+            groups.setdefault((best.cause, best.key), []).append((best, guesses[1:], place))
         _apply(state, [guesses[0] for guesses, _ in found])
         if found and state.audit().clean:
             break
     left = state.audit()
     return _ordered(result, groups, left, {view.name: view for view in views})
-
-
-def _role(state: _State, guess: Guess) -> str:
-    view = state.views.get(guess.view)
-    return view.role if view else ""
 
 
 def _apply(state: _State, guesses: Sequence[Guess]) -> None:
@@ -180,7 +175,9 @@ def _numbers(state: _State, result: Audit) -> _Found:
             guess = Guess("address_width", claim.view, None, {"type": claim.address_type, "claim": (claim, better)})
         elif isinstance(claim, Aligned) and ("unaligned", claim.view) in wrong:
             view, boundary = state.views[claim.view], claim.boundary_bytes
-            guess = Guess("unaligned_rows", view.name, _padded_rows(view, boundary), {"boundary": boundary}, (boundary,))
+            guess = Guess(
+                "unaligned_rows", view.name, _padded_rows(view, boundary), {"boundary": boundary}, (boundary,)
+            )
         elif isinstance(claim, Declared) and ("ambiguous", claim.view) in wrong:
             guess = Guess("undeclared", claim.view, None, {"readings": ", ".join(claim.readings)})
         if guess:
@@ -194,7 +191,8 @@ def _ids(claim: Maps, view: View) -> Guess | None:
     better = replace(claim, count=min(claim.count, held), stride_bytes=None if claim.stride_bytes is None else step)
     facts = {"count": claim.count, "held": held, "blocks": blocks, "ratio": claim.ratio,
              "step": claim.stride_bytes or 0, "belongs": step, "claim": (claim, better)}  # fmt: skip
-    return Guess("block_unit", claim.view, None, facts, ("ids", claim.name))
+    ratio = max(step, claim.stride_bytes or 0) // min(step, claim.stride_bytes or step) if step else 0
+    return Guess("block_unit", claim.view, None, facts, (ratio if ratio > 1 else claim.name,))
 
 
 def _padded_rows(view: View, boundary: int) -> View | None:

@@ -7,6 +7,7 @@ fewer findings about these views.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import prod
 
 from kvviz.audit.cause_rules import Guess, Surroundings, block_axis, content_of, family_of, page_of, start_of, steps_of
 from kvviz.audit.findings import Audit, Finding
@@ -23,6 +24,10 @@ def explain_overlap(views: Mapping[str, View], findings: Sequence[Finding], audi
     """Return guesses for the views of the findings, family by family; each repair has been audited."""
     state = dict(views)
     families = dict.fromkeys((family_of(name), state[name].storage.name) for f in findings for name in f.views)
+    alone = {key for key in families if sum((family_of(v.name), v.storage.name) == key for v in state.values()) == 1}
+    families = dict.fromkeys(
+        sorted(families, key=lambda key: key not in alone)
+    )  # a single view is the likelier culprit
     for family, storage in families:
         left = [f for f in audited(state).findings if f.kind in ("collision", "out_of_bounds", "self_overlap")]
         names = [n for f in left for n in f.views if family_of(n) == family and state[n].storage.name == storage]
@@ -34,21 +39,63 @@ def explain_overlap(views: Mapping[str, View], findings: Sequence[Finding], audi
         cause, facts, repaired = proven
         for view in repaired:
             state[view.name] = view
-            yield [Guess(cause, view.name, view, facts, (family,))]
+            yield [Guess(cause, view.name, view, facts)]
 
 
 def _first_that_helps(state: dict[str, View], name: str, left: Sequence[Finding], audited: Audited) -> Proposal | None:
     """Return the first proposal after which the family has no finding, and nobody has a new one."""
     for cause, facts, repaired in _proposals(state, name):
         changed = {view.name for view in repaired}
-        after = [f for f in audited({**state, **{view.name: view for view in repaired}}).findings if f.severity == "error"]
+        after = [
+            f for f in audited({**state, **{view.name: view for view in repaired}}).findings if f.severity == "error"
+        ]
         touched = [f for f in after if changed & set(f.views)]
         if not touched and len(after) < len(audited(state).findings):
             return cause, facts, repaired
     return None
 
 
+def padding_slot(state: Mapping[str, View], name: str) -> Proposal | None:
+    """One row of a cache that is written at slot -1: as the last row, or as the row before the first one."""
+    row = state[name]
+    for cache in state.values():
+        tokens = [axis for axis in (0, 1) if axis < len(cache.shape) - 1]
+        if cache.storage != row.storage or cache.itemsize != row.itemsize or len(tokens) < 2 or cache is row:
+            continue
+        if row.shape[-1:] != cache.shape[-1:] or row.num_elements * prod(cache.shape[:2]) != cache.num_elements:
+            continue
+        last = sum((cache.shape[axis] - 1) * cache.stride[axis] for axis in tokens)
+        for slot, place in ((prod(cache.shape[:2]) - 1, cache.offset + last), (-1, cache.offset - cache.stride[1])):
+            if row.offset == place:
+                facts = {"slot": slot, "cache": cache.name, "start": start_of(row)}
+                return "padding_slot", facts, [replace(row, shape=(0, *row.shape[1:]))]
+    return None
+
+
+def scales_behind_all_data(state: Mapping[str, View], name: str) -> Proposal | None:
+    """Data of all blocks first and their scales after, in a pool whose other views expect each block in one piece."""
+    storage = state[name].storage
+    near = [view for view in state.values() if view.storage == storage and view.shape and view.num_elements]
+    for data in (view for view in near if view.role == "data"):
+        for scale in (view for view in near if view.role == "scale" and view.shape[0] == data.shape[0]):
+            data_page, scale_page = (_page_bytes(view) for view in (data, scale))
+            region = start_of(data) + data.shape[0] * data_page
+            if (steps_of(data)[0], steps_of(scale)[0], start_of(scale)) != (data_page, scale_page, region):
+                continue
+            page = data_page + scale_page
+            facts = {"start": start_of(scale), "belongs": start_of(data) + data_page, "taken": "region",
+                     "itemsize": scale.itemsize, "cell": page}  # fmt: skip
+            return "scale_region", facts, [_placed(data, 0, page, start_of(data)),
+                                           _placed(scale, 0, page, start_of(data) + data_page)]  # fmt: skip
+    return None
+
+
+def _page_bytes(view: View) -> int:
+    return view.num_elements // view.shape[0] * view.itemsize
+
+
 def _proposals(state: dict[str, View], name: str) -> Iterator[Proposal]:
+    yield from (found for rule in (padding_slot, scales_behind_all_data) if (found := rule(state, name)))
     view, around = state[name], Surroundings(state)
     family = around.family(name)
     axis = block_axis(view)
@@ -62,7 +109,11 @@ def _proposals(state: dict[str, View], name: str) -> Iterator[Proposal]:
         for page in dict.fromkeys(page for page in pages if page):
             for stride in dict.fromkeys((step, page * len(family))):
                 facts = {"views": len(family), "start": starts[0], "belongs": page}
-                yield "one_base", facts, [_placed(one, axis, stride, starts[0] + n * page) for n, one in enumerate(family)]
+                yield (
+                    "one_base",
+                    facts,
+                    [_placed(one, axis, stride, starts[0] + n * page) for n, one in enumerate(family)],
+                )
     for itemsize in {view.itemsize} - {1}:
         facts = {"itemsize": itemsize, "taken": "elements for bytes", "what": "strides and offset"}
         if all(number % itemsize == 0 for number in (*view.stride[: len(view.stride) - 1], view.offset)):
