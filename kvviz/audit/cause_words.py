@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kvviz.audit.cause_rules import Guess, natural, start_of, steps_of
+from kvviz.audit.cause_rules import Guess, family_of, natural, start_of, steps_of
 from kvviz.audit.view import View
 
 
@@ -44,8 +44,6 @@ def tell(cause: str, guesses: Sequence[Guess], views: Sequence[View]) -> Told:
 
 def repair_words(repaired: Sequence[View]) -> str:
     """Return offsets and strides of repaired views in words, one line per family: ``layer n K scale: offset ...``."""
-    from kvviz.audit.cause_rules import family_of
-
     families: dict[tuple, list[View]] = {}
     for view in sorted(repaired, key=lambda one: natural(one.name)):
         families.setdefault((family_of(view.name), view.shape, view.stride, view.itemsize), []).append(view)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from kvviz.audit.audit import audit_views
-from kvviz.audit.cause_rules import Guess, Surroundings, explain_extent, explain_place, natural
+from kvviz.audit.cause_rules import Guess, Surroundings, explain_extent, explain_place, natural, steps_of
 from kvviz.audit.cause_words import CAUSES, Cause, tell
 from kvviz.audit.claims import (
     Addressed,
@@ -26,6 +26,7 @@ from kvviz.audit.claims import (
 )
 from kvviz.audit.collision_rules import explain_overlap
 from kvviz.audit.findings import Audit, Finding
+from kvviz.audit.rightful import rightful_place
 from kvviz.audit.view import View
 
 __all__ = ["CAUSES", "Cause", "Diagnosis", "diagnose"]
@@ -120,8 +121,6 @@ def _misplaced(state: _State, result: Audit) -> _Found:
 
 
 def _places(state: _State) -> dict[str, View]:
-    from kvviz.audit.audit import rightful_place
-
     return {
         (claim.view if isinstance(claim, BelongsAt) else claim.scale): rightful_place(claim, state.views)
         for claim in state.claims
@@ -157,8 +156,6 @@ def _parts(state: _State, result: Audit) -> _Found:
             repaired = replace(whole, name=part.name, role=part.role)
             yield [Guess("sections", part.name, repaired, facts)], whole
         else:
-            from kvviz.audit.cause_rules import steps_of
-
             facts = {"step": steps_of(part)[0], "belongs": steps_of(whole)[0]}
             yield [Guess("copy_steps", part.name, None, facts)], None
 

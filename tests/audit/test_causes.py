@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvviz.audit.audit import audit_views
+from kvviz.audit.case_book import cases
 from kvviz.audit.causes import CAUSES, diagnose
 from kvviz.audit.claims import Disjoint, Follows
 from kvviz.audit.view import View
@@ -130,10 +131,7 @@ EXPECTED = {
     "ALIGN-PERF-INLINE": "unaligned_rows", "STALE-FP32-NAN": None, "CTRL-RACE-STORE": None, "CTRL-HOSTBUF": None,
     "CTRL-HICACHE-WAIT": None, "CTRL-PREFIX-STALE": None,
 }  # fmt: skip
-BOOK = {
-    case["id"]: case
-    for case in json.loads((Path(__file__).parents[2] / "notebooks" / "casebook.json").read_text())["cases"]
-}
+BOOK = {case["id"]: case for case in cases()}
 
 
 @pytest.mark.parametrize("name", BOOK)
