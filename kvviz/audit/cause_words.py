@@ -1,9 +1,14 @@
-"""The causes that a diagnosis can name: one record each, and the sentence that tells the numbers."""
+"""The causes that a diagnosis can name: one record each, with a function that writes the sentences with the numbers.
+
+Example: ``The width leaves out the scales. "copied" takes 128 bytes per block. A block has 192 bytes, of which 64 are
+scales.`` The first sentence is what happened. The numbers follow.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kvviz.audit.cause_rules import Guess, family_of, natural, start_of, steps_of
+from kvviz.audit.guesses import Guess, family_of, one_of_each, start_of
+from kvviz.audit.repair_words import counted, joined
 from kvviz.audit.view import View
 
 
@@ -14,331 +19,333 @@ class Cause:
     Attributes:
         name: a short name for programs, for example ``from_shape``.
         meaning: the mistake in one line.
+        lesson: the number of the notebook that explains the mistake.
+        tell: a function that writes the sentences with the numbers of some guesses about some views.
+        like: a public report of the same mistake, for example ``vLLM 48412``; empty if there is none in the case book.
         apart: what tells this cause from others that fit the same numbers.
-        lesson: the notebook that explains the mistake.
-        tell: a function that writes the sentence with the numbers of some guesses.
+        advice: what to do if the numbers do not show a repair.
     """
 
     name: str
     meaning: str
-    apart: str
     lesson: str
-    tell: Callable[[Sequence[Guess], Sequence[View]], str]
+    tell: Callable[[Sequence[Guess], "_Who"], str]
+    like: str = ""
+    apart: str = ""
+    advice: str = ""
+
+
+def tell(cause: str, guesses: Sequence[Guess], views: Sequence[View]) -> str:
+    """Return the sentences for guesses of one cause about the wrong ``views``."""
+    return CAUSES[cause].tell(guesses, _Who(tuple(views)))
 
 
 @dataclass(frozen=True)
-class Told:
-    """The words of one diagnosis: the cause, and the repaired numbers."""
+class _Who:
+    """The wrong views as the subject of a sentence."""
 
-    text: str
-    repair: str
+    views: tuple[View, ...]
 
+    def __str__(self) -> str:
+        """Return ``"copied"``, ``"layer n segment" (3 views)`` or ``160 scale views``."""
+        if len(self.views) == 1:
+            return f'"{self.views[0].name}"'
+        if len({family_of(view.name) for view in self.views}) == 1:
+            return f'"{one_of_each(self.views)}" ({len(self.views)} views)'
+        scales = all(view.role == "scale" for view in self.views)  # other roles are often not set
+        return f"{len(self.views):,} {'scale views' if scales else 'views'}"
 
-def tell(cause: str, guesses: Sequence[Guess], views: Sequence[View]) -> Told:
-    """Return the words for guesses of one cause about the wrong ``views``."""
-    repaired = [guess.repaired for guess in guesses if guess.repaired is not None]
-    claims = [guess.facts["claim"][1] for guess in guesses if "claim" in guess.facts]
-    repair = repair_words(repaired) if repaired else f"claim {claims[0]}" if claims else ""
-    return Told(CAUSES[cause].tell(guesses, views), repair)
+    def verb(self, many: str) -> str:
+        """Return a verb in the number of the subject: ``steps`` or ``step``."""
+        if len(self.views) > 1:
+            return many
+        return {"are": "is", "were": "was", "have": "has"}.get(many, f"{many}s")
 
-
-def repair_words(repaired: Sequence[View]) -> str:
-    """Return offsets and strides of repaired views in words, one line per family: ``layer n K scale: offset ...``."""
-    families: dict[tuple, list[View]] = {}
-    for view in sorted(repaired, key=lambda one: natural(one.name)):
-        families.setdefault((family_of(view.name), view.shape, view.stride, view.itemsize), []).append(view)
-    lines = []
-    for (name, shape, stride, itemsize), members in families.items():
-        offsets = [view.offset for view in members]
-        numbers = [next((part for part in natural(view.name) if isinstance(part, int)), 0) for view in members]
-        unit = f" (in elements of {itemsize} bytes)" if itemsize > 1 else ""
-        if not shape or 0 in shape:
-            lines.append(f"{members[0].name}: write nothing (skip slots below 0)")
-            continue
-        who = members[0].name if len(members) == 1 else name.replace("#", "n", 1)
-        lines.append(f"{who}: shape {shape}, offset {_linear(offsets, numbers)}, strides {stride}{unit}")
-    return "; ".join(lines)
+    @property
+    def starts(self) -> str:
+        return f"at byte {_range([start_of(view) for view in self.views])}"
 
 
-def _linear(offsets: list[int], numbers: list[int]) -> str:
-    """Return ``8,448 n + 32`` if the offsets are linear in the views' numbers, else the offsets."""
-    if len(offsets) == 1:
-        return f"{offsets[0]:,}"
-    if len(set(offsets)) == 1:
-        return f"{offsets[0]:,}"
-    rise = numbers[1] - numbers[0]
-    slope = (offsets[1] - offsets[0]) // rise if rise else 0
-    base = offsets[0] - slope * numbers[0]
-    if all(offset == base + slope * number for offset, number in zip(offsets, numbers, strict=True)):
-        return f"{slope:,} n + {base:,}"
-    return f"{', '.join(f'{offset:,}' for offset in offsets[:4])}{', ...' if len(offsets) > 4 else ''}"
-
-
-def _who(views: Sequence[View]) -> str:
-    if len(views) == 1:
-        return views[0].name
-    roles = {view.role for view in views}
-    return f"{len(views)} {roles.pop() if len(roles) == 1 else ''} views".replace("  ", " ")
-
-
-def _verb(views: Sequence[View], one: str, many: str) -> str:
-    return one if len(views) == 1 else many
-
-
-def _numbers(values: Sequence[int]) -> str:
+def _range(values: Sequence[int]) -> str:
     found = sorted(set(values))
     if len(found) <= 2:
         return " or ".join(f"{value:,}" for value in found)
     return f"{found[0]:,} to {found[-1]:,}"
 
 
-def _starts(views: Sequence[View]) -> str:
-    return f"byte {_numbers([start_of(view) for view in views])}"
-
-
 def _fact(guesses: Sequence[Guess], name: str) -> str:
-    return _numbers([guess.facts[name] for guess in guesses])
+    return _range([guess.facts[name] for guess in guesses])
 
 
-def _from_shape(guesses: Sequence[Guess], views: Sequence[View]) -> str:
-    factor = {guess.facts.get("factor", 0) for guess in guesses}
-    times = f", {factor.pop()} times as far" if len(factor) == 1 and max(factor, default=0) > 1 else ""
+def _bytes(guesses: Sequence[Guess], name: str) -> str:
+    """Return a fact of the guesses as bytes: ``1 byte``, ``2,048 bytes``, ``1 or 2 bytes``."""
+    values = {guess.facts[name] for guess in guesses}
+    return counted(values.pop(), "byte") if len(values) == 1 else f"{_fact(guesses, name)} bytes"
+
+
+def _from_shape(guesses: Sequence[Guess], who: _Who) -> str:
+    facts = guesses[0].facts
+    factors = {guess.facts["factor"] for guess in guesses}
+    if facts.get("layers"):
+        why = f" ({facts['layers']} layers of {counted(facts['page'], 'byte')})"
+    elif len(factors) == 1 and facts["factor"] > 1:
+        why = f", {facts['factor']} times as far"
+    else:
+        why = ""
+    they = "It" if len(who.views) == 1 else "They"
     return (
-        f"{_who(views)} {_verb(views, 'was', 'were')} made from the shape: strides as in one dense buffer. "
-        f"{_verb(views, 'It starts', 'They start')} at {_starts(views)} and "
-        f"{_verb(views, 'steps', 'step')} {_fact(guesses, 'step')} bytes per block. "
-        f"The data {'of that layer ' if len(views) == 1 else ''}step {_fact(guesses, 'belongs')} bytes{times}."
+        f"The strides of {who} were computed from the shape, as if each layer had a dense buffer of its own. "
+        f"{they} {who.verb('start')} {who.starts} and {who.verb('step')} {_bytes(guesses, 'step')} per "
+        f"{facts['axis']}. The step must be {_bytes(guesses, 'belongs')}{why}."
     )
 
 
-def _offset_dropped(guesses: Sequence[Guess], views: Sequence[View]) -> str:
+def _offset_dropped(guesses: Sequence[Guess], who: _Who) -> str:
     return (
-        f"The storage offset was dropped: {_who(views)} {_verb(views, 'starts', 'start')} at {_starts(views)}, and "
-        f"{_verb(views, 'belongs', 'belong')} at byte {_fact(guesses, 'belongs')}. The strides are right."
+        f"The storage offset was dropped. {who} {who.verb('start')} {who.starts} and {who.verb('belong')} at byte "
+        f"{_fact(guesses, 'belongs')}. The strides are right."
     )
 
 
-def _one_base(guesses: Sequence[Guess], views: Sequence[View]) -> str:
+def _one_base(guesses: Sequence[Guess], who: _Who) -> str:
     if any("twin" in guess.facts for guess in guesses):
-        twin = guesses[0].facts["twin"]
         return (
-            f"{_who(views)} has the start and the width of {twin}: one entry per start address was kept. "
-            f"It is {_fact(guesses, 'width')} bytes wide, and its content is {_fact(guesses, 'owed')} bytes wide."
+            f"Only one entry per start address was kept. {who} {who.verb('have')} the start and the width of "
+            f'"{guesses[0].facts["twin"]}": {_bytes(guesses, "width")} per block. '
+            f"The content has {_bytes(guesses, 'owed')} per block."
         )
-    return (
-        f"One base address serves several layers: {_who(views)} {_verb(views, 'starts', 'start')} at {_starts(views)}."
-    )
+    return f"One base address was used for several layers. {who} {who.verb('start')} {who.starts}."
 
 
-def _layer_count(guesses: Sequence[Guess], views: Sequence[View]) -> str:
+def _layer_count(guesses: Sequence[Guess], who: _Who) -> str:
     facts = guesses[0].facts
     if "width" in facts:
         return (
-            f"{_who(views)} {_verb(views, 'is', 'are')} {_fact(guesses, 'width')} bytes wide, which is "
-            f"{facts['counted']} layers of {facts['page']:,} bytes. A block there holds {facts['layers']} layer."
+            f"The page size was multiplied by the number of layers. {who} {who.verb('take')} "
+            f"{_bytes(guesses, 'width')} per block, which is {counted(facts['counted'], 'page')} of "
+            f"{counted(facts['page'], 'byte')}. A block there holds only 1 layer."
         )
     return (
-        f"A wrong number of layers is in the block stride: {_who(views)} {_verb(views, 'steps', 'step')} "
-        f"{_fact(guesses, 'step')} bytes per block, which is {facts['counted']} pages of {facts['page']:,} bytes. "
-        f"{facts['layers']} layers share a block: {_fact(guesses, 'belongs')} bytes."
+        f"The block stride counts a wrong number of layers. {who} {who.verb('step')} {_bytes(guesses, 'step')} per "
+        f"block, which is {counted(facts['counted'], 'page')} of {counted(facts['page'], 'byte')}. A block holds "
+        f"{counted(facts['layers'], 'layer')}, so the step must be {_bytes(guesses, 'belongs')}."
     )
 
 
-def _padding(guesses: Sequence[Guess], views: Sequence[View]) -> str:
-    more, less = ("step", "belongs") if any("reverse" in g.facts for g in guesses) else ("belongs", "step")
-    wrong = "Padding was added to" if more == "step" else "Padding was left out of"
+def _padding(guesses: Sequence[Guess], who: _Who) -> str:
+    added = any("reverse" in guess.facts for guess in guesses)
     return (
-        f"{wrong} the block stride: {_who(views)} {_verb(views, 'steps', 'step')} {_fact(guesses, 'step')} bytes per "
-        f"block and {_verb(views, 'belongs', 'belong')} at steps of {_fact(guesses, 'belongs')} bytes. Without padding a "
-        f"block has {_fact(guesses, less)} bytes, with padding {_fact(guesses, more)}."
+        f"Padding was {'added to' if added else 'left out of'} the block stride. {who} {who.verb('step')} "
+        f"{_bytes(guesses, 'step')} per block. {'Without' if added else 'With'} padding, blocks lie "
+        f"{_bytes(guesses, 'belongs')} apart."
     )
 
 
-def _kv_swapped(guesses: Sequence[Guess], views: Sequence[View]) -> str:
+def _kv_swapped(guesses: Sequence[Guess], who: _Who) -> str:
+    first = guesses[0]
+    more = f" This holds for {len(who.views)} views." if len(who.views) > 1 else ""
     return (
-        f"K and V are exchanged: {guesses[0].view} lies exactly where {guesses[0].facts['other']} belongs"
-        f"{'' if len(views) == 1 else f', and so on for {len(views)} views'}."
+        f'K and V are exchanged. "{first.view}" lies exactly where "{first.facts["other"]}" belongs, from byte '
+        f"{first.facts['start']:,} on.{more}"
     )
 
 
-def _order(guesses: Sequence[Guess], views: Sequence[View]) -> str:
+def _order(guesses: Sequence[Guess], who: _Who) -> str:
     facts = guesses[0].facts
     if not facts["outer"]:
-        return f"The axes {facts['inner']} of {_who(views)} are in another order: the steps are the same numbers, exchanged."
+        return f"The axes {facts['inner']} are in the wrong order in {who}. Each axis has the step of another one."
     return (
-        f"{_who(views)} {_verb(views, 'walks', 'walk')} the axes in another order: {facts['inner']} inside {facts['outer']}. "
-        f"A step along {facts['inner']} is {_fact(guesses, 'step')} bytes, and belongs at {_fact(guesses, 'belongs')} bytes."
+        f"The axes {facts['inner']} and {facts['outer']} are exchanged in {who}. The step along {facts['inner']} is "
+        f"{_bytes(guesses, 'step')} and must be {_bytes(guesses, 'belongs')}."
     )
 
 
-def _kv_packing(guesses: Sequence[Guess], views: Sequence[View]) -> str:
+def _kv_packing(guesses: Sequence[Guess], who: _Who) -> str:
     facts = guesses[0].facts
     if facts["taken"] == "double":
         return (
-            f"{_who(views)} {_verb(views, 'is', 'are')} {_fact(guesses, 'width')} bytes wide, twice the content of "
-            f"{_fact(guesses, 'owed')} bytes: a V half was counted that does not lie there."
+            f"The width counts a V half that does not exist. {who} {who.verb('take')} {_bytes(guesses, 'width')} per "
+            f"block, twice the content of {_bytes(guesses, 'owed')}."
         )
     if "width" in facts:
         return (
-            f"{_who(views)} {_verb(views, 'takes', 'take')} K and V of a block as one range of {_fact(guesses, 'width')} "
-            f"bytes. They lie in separate halves, and the block reaches over {_fact(guesses, 'owed')} bytes."
+            f"K and V of a block were taken as one range of bytes, but they lie in separate halves. {who} "
+            f"{who.verb('take')} {_bytes(guesses, 'width')} per block. From the first byte of K to the last byte of V "
+            f"there are {_bytes(guesses, 'owed')}."
         )
-    meant = "two halves of a block" if facts["taken"] == "split" else "alternating cells"
+    split = "K and V were taken for two halves of a block, but K cells and V cells alternate."
+    packed = "K cells and V cells were taken to alternate, but K and V are two halves of a block."
     return (
-        f"K and V were taken for {meant}: {_who(views)} {_verb(views, 'steps', 'step')} {_fact(guesses, 'step')} bytes "
-        f"from cell to cell, and {_verb(views, 'belongs', 'belong')} at {_fact(guesses, 'belongs')} bytes."
+        f"{split if facts['taken'] == 'split' else packed} {who} {who.verb('step')} {_bytes(guesses, 'step')} from "
+        f"cell to cell. The step must be {_bytes(guesses, 'belongs')}."
     )
 
 
-def _width(guesses: Sequence[Guess], views: Sequence[View]) -> str:
+def _width(guesses: Sequence[Guess], who: _Who) -> str:
     return (
-        f"The width leaves out the scales: {_who(views)} {_verb(views, 'takes', 'take')} {_fact(guesses, 'width')} bytes "
-        f"per block. A block has {_fact(guesses, 'owed')} bytes, of which {_fact(guesses, 'missing')} are scales."
+        f"The width leaves out the scales. {who} {who.verb('take')} {_bytes(guesses, 'width')} per block. "
+        f"A block has {_bytes(guesses, 'owed')}, of which {_fact(guesses, 'missing')} are scales."
     )
 
 
-def _step_for_length(guesses: Sequence[Guess], views: Sequence[View]) -> str:
+def _step_for_length(guesses: Sequence[Guess], who: _Who) -> str:
     return (
-        f"The distance between blocks was used as a length: {_who(views)} {_verb(views, 'takes', 'take')} "
-        f"{_fact(guesses, 'width')} bytes per block, and {_verb(views, 'owns', 'own')} {_fact(guesses, 'owed')} of them."
+        f"The distance between blocks was used as a length. {who} {who.verb('take')} {_bytes(guesses, 'width')} per "
+        f"block. The content of a block has only {_bytes(guesses, 'owed')}."
     )
 
 
-def _block_unit(guesses: Sequence[Guess], views: Sequence[View]) -> str:
-    facts = next((guess.facts for guess in guesses if "count" not in guess.facts), guesses[0].facts)
-    guesses = [guess for guess in guesses if ("count" in guess.facts) == ("count" in facts)]
+def _block_unit(guesses: Sequence[Guess], who: _Who) -> str:
+    steps = [guess for guess in guesses if "count" not in guess.facts]
+    facts = (steps or guesses)[0].facts
     if "count" in facts:
+        per_id = f", {facts['ratio']} per id" if facts["ratio"] > 1 else ""
         parts = []
         if facts["count"] > facts["held"]:
-            parts.append(f"{facts['count']:,} ids are used, and {facts['held']:,} have a place "
-                         f"({facts['blocks']:,} blocks, {facts['ratio']} per id)")  # fmt: skip
+            have = "id has" if facts["held"] == 1 else "ids have"
+            parts.append(f"{facts['count']:,} ids are used, but only {facts['held']:,} {have} a place "
+                         f"({counted(facts['blocks'], 'block')}{per_id}).")  # fmt: skip
         if facts["step"] and facts["step"] != facts["belongs"]:
-            parts.append(f"an id is taken for {facts['step']:,} bytes, and is {facts['belongs']:,} bytes")
-        return f"The ids of {_who(views)} count in another unit: {'; '.join(parts)}."
+            parts.append(f"One id is taken for {facts['step']:,} bytes, and has {facts['belongs']:,} bytes.")
+        return f"The ids of {who} count in another unit. {' '.join(parts)}"
     if facts.get("width", facts.get("owed")) != facts.get("owed"):
         return (
-            f"Blocks of another unit: {_who(views)} {_verb(views, 'takes', 'take')} {_fact(guesses, 'width')} bytes per id, "
-            f"{facts['ratio']} times the {_fact(guesses, 'owed')} bytes of a block. Ids were converted, and the length was not."
+            f"The block ids were converted to smaller blocks, but the length was not. {who} {who.verb('take')} "
+            f"{_bytes(steps, 'width')} per id, {facts['ratio']} times the {_bytes(steps, 'owed')} of a block."
         )
     return (
-        f"Blocks of another unit: {_who(views)} {_verb(views, 'steps', 'step')} {_fact(guesses, 'step')} bytes per id, and "
-        f"an id is {_fact(guesses, 'belongs')} bytes, a ratio of {facts['ratio']}."
+        f"The block ids count in another unit. {who} {who.verb('step')} {_bytes(steps, 'step')} per id, and one id "
+        f"stands for {_bytes(steps, 'belongs')}. The ratio is {facts['ratio']}."
     )
 
 
-def _sections(guesses: Sequence[Guess], views: Sequence[View]) -> str:
+def _sections(guesses: Sequence[Guess], who: _Who) -> str:
     return (
-        f"Sections of a page were sliced as one range: {_who(views)} {_verb(views, 'has', 'have')} the right number of bytes, "
-        f"{guesses[0].facts['part']:,} each, at the wrong places. The bytes meant lie in several sections."
+        f"Several sections of a page were sliced as one range. {who} {who.verb('have')} "
+        f"{_bytes(guesses, 'part')}{' each' if len(who.views) > 1 else ''}, which is the right number. But the bytes "
+        f"belong to several sections."
     )
 
 
-def _rank_sections(guesses: Sequence[Guess], views: Sequence[View]) -> str:
-    ranks = guesses[0].facts["ranks"]
+def _rank_sections(guesses: Sequence[Guess], who: _Who) -> str:
     return (
-        f"Each rank was given a section of its own, but {ranks} ranks hold the same heads: {_who(views)} "
-        f"{_verb(views, 'starts', 'start')} at {_starts(views)} and {_verb(views, 'belongs', 'belong')} at byte "
-        f"{_fact(guesses, 'belongs')}."
+        f"Each rank got a section of its own, but {guesses[0].facts['ranks']} ranks hold the same heads. {who} "
+        f"{who.verb('start')} {who.starts} and {who.verb('belong')} at byte {_fact(guesses, 'belongs')}."
     )
 
 
-def _region(guesses: Sequence[Guess], views: Sequence[View]) -> str:
+def _region(guesses: Sequence[Guess], who: _Who) -> str:
     facts = guesses[0].facts
-    where = "one region after the data" if facts["taken"] == "region" else "each behind its cell"
-    right = "behind each cell" if facts["taken"] == "region" else "in a region of their own"
+    if facts["taken"] == "pool":
+        return (
+            f"All scales lie in one region behind the data of all blocks. Other views of the same storage expect each "
+            f"block in one piece, with its scales. The scales start at byte {facts['start']:,}; the scales of block 0 "
+            f"belong at byte {facts['belongs']:,}."
+        )
+    region = "The scales were taken to lie in one region of their own, but each scale lies in its cell."
+    cell = "The scales were taken to lie in their cells, but they lie in one region of their own."
     return (
-        f"Scales were taken to lie in {where}, and they belong {right}: {_who(views)} {_verb(views, 'starts', 'start')} at "
-        f"{_starts(views)}, and {_verb(views, 'belongs', 'belong')} at byte {_fact(guesses, 'belongs')}."
+        f"{region if facts['taken'] == 'region' else cell} {who} {who.verb('start')} {who.starts} and "
+        f"{who.verb('belong')} at byte {_fact(guesses, 'belongs')}."
     )
 
 
-def _element(guesses: Sequence[Guess], views: Sequence[View]) -> str:
+def _element(guesses: Sequence[Guess], who: _Who) -> str:
     facts = guesses[0].facts
-    wrong = (
-        "bytes where elements are expected"
-        if facts["taken"] == "elements for bytes"
-        else "elements where bytes are expected"
-    )
+    large = facts["taken"] == "bytes for elements"
+    mistake = "Bytes were used as elements" if large else "Elements were used as bytes"
     return (
-        f"The {facts['what']} of {_who(views)} {'is' if facts['what'] == 'offset' else 'are'} off by a factor of "
-        f"{facts['itemsize']}, the size of an element: {wrong}."
+        f"{mistake}. The {facts['what']} of {who} {'is' if facts['what'] == 'offset' else 'are'} "
+        f"{facts['itemsize']} times too {'large' if large else 'small'}, because an element has "
+        f"{counted(facts['itemsize'], 'byte')}."
     )
 
 
-def _other(guesses: Sequence[Guess], views: Sequence[View]) -> str:
+def _other(guesses: Sequence[Guess], who: _Who) -> str:
     facts = guesses[0].facts
-    show = lambda value: f"{value:,}" if isinstance(value, int) else str(value)  # noqa: E731
-    return f"The {facts['what']} of {_who(views)} is {show(facts['is'])} and belongs at {show(facts['belongs'])}."
+    wrong, right = (f"{value:,}" if isinstance(value, int) else value for value in (facts["is"], facts["belongs"]))
+    first = "" if len(who.views) == 1 else f' of "{guesses[0].view}"'
+    more = "" if len(who.views) == 1 else f" {len(who.views) - 1} more differ in the same way."
+    return f"The {facts['what']} of {who} is wrong. The number{first} is {wrong} and must be {right}.{more}"
 
 
-def _address(guesses: Sequence[Guess], views: Sequence[View]) -> str:
-    return f"{guesses[0].facts['type']} cannot hold every element address of {_who(views)} exactly."
+def _address(guesses: Sequence[Guess], who: _Who) -> str:
+    return f"{guesses[0].facts['type']} is too narrow for addresses. {who} has addresses that it cannot hold exactly."
 
 
-def _unaligned(guesses: Sequence[Guess], views: Sequence[View]) -> str:
-    return f"The rows of {_who(views)} do not all start at a multiple of {guesses[0].facts['boundary']} bytes."
-
-
-def _undeclared(guesses: Sequence[Guess], views: Sequence[View]) -> str:
-    return f"The shape of {_who(views)} can be read in several ways ({guesses[0].facts['readings']}), and none is declared."
-
-
-def _padding_slot(guesses: Sequence[Guess], views: Sequence[View]) -> str:
+def _unaligned(guesses: Sequence[Guess], who: _Who) -> str:
     facts = guesses[0].facts
-    where = "before the first row" if facts["slot"] < 0 else f"on the last row, slot {facts['slot']:,},"
+    step = f", and rows lie {counted(facts['step'], 'byte')} apart" if facts["step"] else ""
     return (
-        f"A padding slot was sent to memory: {_who(views)} writes {where} of {facts['cache']}, at byte {facts['start']:,}. "
-        f"Slot -1 stands for padding, and must write nothing."
+        f"Not all rows of {who} start at a multiple of {counted(facts['boundary'], 'byte')}. The first row starts at "
+        f"byte {facts['start']:,}{step}."
     )
 
 
-def _copy(guesses: Sequence[Guess], views: Sequence[View]) -> str:
-    return f"The two sides of a copy differ in width, step or number of blocks: see {_who(views)}."
+def _undeclared(guesses: Sequence[Guess], who: _Who) -> str:
+    readings = [f'"{name}"' for name in guesses[0].facts["readings"]]
+    return f"The shape of {who} can be read in {len(readings)} ways, and none is declared: {joined(readings, 'or')}."
+
+
+def _padding_slot(guesses: Sequence[Guess], who: _Who) -> str:
+    facts = guesses[0].facts
+    where = "before the first row" if facts["slot"] < 0 else f"on the last row (slot {facts['slot']:,})"
+    return (
+        f'The slot of a padding token (-1) was used as an index. {who} writes {where} of "{facts["cache"]}", at byte '
+        f"{facts['start']:,}. A padding token must write nothing."
+    )
+
+
+def _copy(guesses: Sequence[Guess], who: _Who) -> str:
+    facts = guesses[0].facts
+    steps = f" {who} {who.verb('step')} {facts['step']:,} bytes per block, and the source steps {facts['belongs']:,}."
+    return f"The two sides of a copy differ.{steps if facts['step'] != facts['belongs'] else ''}"
 
 
 _LIST = (
-    Cause("from_shape", "Strides were made from the shape, as if the buffer were dense.",
-          "strides made from the shape: then views with padding or more layers go wrong in the same way", "04", _from_shape),
-    Cause("offset_dropped", "The storage offset was dropped.",
-          "offset dropped: then a single layer in a buffer of its own is right", "04", _offset_dropped),
-    Cause("one_base", "One base address was used for several layers.",
-          "one base address: then the list of registered addresses has one entry for several layers", "09", _one_base),
-    Cause("layer_count", "A wrong number of layers is in a stride or width.",
-          "wrong number of layers: then the number changes with the number of layers of the model", "04", _layer_count),
-    Cause("padding_left_out", "Padding of a page was left out of a stride, or added to one.",
-          "padding left out: then a cache without padding is right", "04", _padding),
-    Cause("kv_swapped", "K and V were exchanged.",
-          "K and V exchanged: then keys decode to values", "09", _kv_swapped),
-    Cause("token_head_order", "Tokens and heads were exchanged (NHD and HND).",
-          "NHD read as HND: then one head, or one token per block, is right", "02", _order),
-    Cause("kv_order", "The K/V axis was taken to lie elsewhere.",
-          "K/V axis elsewhere: then a cache with one block is right", "09", _order),
-    Cause("axis_order", "The axes are in another order.",
-          "another order of axes: then the same bytes are used, in another order", "02", _order),
-    Cause("kv_packing", "K and V alternate cell by cell, but were taken for two halves, or the reverse.",
-          "packed against split: then a version with the other packing is right", "02", _kv_packing),
-    Cause("width_without_scales", "A width leaves out the scales.",
-          "width without scales: then a cache without scales is right", "08", _width),
-    Cause("step_for_length", "The distance between blocks was used as a length.",
-          "distance used as length: then a buffer per layer is right", "08", _step_for_length),
-    Cause("block_unit", "Block ids count in another unit (kernel block, manager block, token).",
-          "another unit of block ids: then equal block sizes are right", "09", _block_unit),
-    Cause("sections", "Sections of a page were sliced as one range.",
-          "sections sliced as one: then a page with one section is right", "09", _sections),
-    Cause("rank_sections", "Ranks that share heads were given sections of their own.",
-          "shared heads: then as many ranks as heads are right", "09", _rank_sections),
-    Cause("scale_region", "Scales were looked for in a region of their own, but lie behind each cell, or the reverse.",
-          "scale region: then a release that keeps scales in the other place is right", "09", _region),
-    Cause("element_size", "Bytes were used as elements, or elements as bytes.",
-          "bytes for elements: then a cache of one-byte elements is right", "02", _element),
-    Cause("padding_slot", "A padding slot was used as an index.",
-          "padding slot: then batches without padding are right", "09", _padding_slot),
-    Cause("address_width", "A number type is too narrow for the addresses.",
-          "address width: then a small cache is right", "09", _address),
-    Cause("unaligned_rows", "Rows do not start at the boundary.", "", "10", _unaligned),
-    Cause("undeclared", "A shape can be read in several ways.", "", "09", _undeclared),
-    Cause("copy_steps", "The two sides of a copy differ.", "", "08", _copy),
-    Cause("other_number", "A number is wrong, and no known mistake explains it.", "", "09", _other),
+    Cause("from_shape", "Strides were computed from the shape, as if the buffer were dense.", "04", _from_shape,
+          "vLLM 48412", "strides computed from the shape: then padding or more layers lead to the same mistake"),
+    Cause("offset_dropped", "The storage offset was dropped.", "04", _offset_dropped,
+          apart="offset dropped: then one layer alone in a buffer is right"),
+    Cause("one_base", "One base address was used for several layers.", "09", _one_base,
+          "vLLM 57661", "one base address: then the list of regions has one entry for several layers"),
+    Cause("layer_count", "A stride or a width counts a wrong number of layers.", "09", _layer_count,
+          "vllm-gaudi 1201", "wrong number of layers: then the number changes with the number of layers of the model"),
+    Cause("padding_left_out", "Padding was left out of a stride, or added to one.", "09", _padding,
+          "kvcached 399", "padding left out: then a cache without padding is right"),
+    Cause("kv_swapped", "K and V were exchanged.", "09", _kv_swapped,
+          apart="K and V exchanged: then keys are read as values"),
+    Cause("token_head_order", "Tokens and heads were exchanged (NHD and HND).", "02", _order,
+          "vLLM 55904", "tokens and heads exchanged: then a cache with one head is right"),
+    Cause("kv_order", "The K/V axis was taken to lie elsewhere.", "09", _order,
+          "LMCache 2495", "K/V axis elsewhere: then a cache with one block is right"),
+    Cause("axis_order", "The axes are in another order.", "02", _order,
+          "vLLM 50084", "other order of axes: then the same bytes are used in another order"),
+    Cause("kv_packing", "K and V alternate cell by cell, but were taken for two halves, or the reverse.", "02",
+          _kv_packing, "kvcached 391", "packed taken for split: then a version with the other packing is right"),
+    Cause("width_without_scales", "A width leaves out the scales.", "08", _width,
+          "vLLM 48411", "width without scales: then a cache without scales is right"),
+    Cause("step_for_length", "The distance between blocks was used as a length.", "08", _step_for_length,
+          "vLLM 50276", "distance used as length: then a buffer per layer is right"),
+    Cause("block_unit", "Block ids count in another unit: kernel block, manager block or token.", "09", _block_unit,
+          "vLLM 28677", "other unit of block ids: then equal block sizes are right"),
+    Cause("sections", "Several sections of a page were sliced as one range.", "09", _sections,
+          "TensorRT-LLM 6507", "sections sliced as one: then a page with one section is right"),
+    Cause("rank_sections", "Ranks that share heads got sections of their own.", "09", _rank_sections,
+          "sglang 19086", "shared heads: then as many ranks as heads are right"),
+    Cause("scale_region", "Scales were taken to lie in a region of their own, or in their cells.", "09", _region,
+          "vLLM 46329", "scale region: then a release that keeps scales in the other place is right"),
+    Cause("element_size", "Bytes were used as elements, or elements as bytes.", "02", _element,
+          apart="bytes used as elements: then a cache of one-byte elements is right"),
+    Cause("padding_slot", "A padding slot was used as an index.", "09", _padding_slot,
+          apart="padding slot: then batches without padding are right"),
+    Cause("address_width", "A number type is too narrow for the addresses.", "09", _address,
+          "vllm-ascend-deepseekv4 90", "address width: then a small cache is right"),
+    Cause("unaligned_rows", "Rows do not start at the boundary.", "10", _unaligned, "vLLM 45466"),
+    Cause("undeclared", "A shape can be read in several ways.", "09", _undeclared, "LMCache 4467",
+          advice="Declare the reading that is meant: field declared of the claim."),
+    Cause("copy_steps", "The two sides of a copy differ.", "08", _copy),
+    Cause("other_number", "A number is wrong, and no known mistake explains it.", "09", _other),
 )  # fmt: skip
 
 CAUSES = {cause.name: cause for cause in _LIST}

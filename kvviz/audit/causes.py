@@ -1,16 +1,16 @@
 """From many findings to the mistakes behind them, each with a repair that was audited.
 
-One mistake often gives many findings: scale views that were made from the shape give one collision and many misplaced
-views per layer. :func:`diagnose` groups the findings of an audit by mistake, names each mistake with the numbers that
-prove it, repairs the views (or the claim) and audits the repaired set. A repair that does not make the set clean is
-never called proved.
+One mistake often gives many findings: scale views that were computed from the shape give one collision, and one
+misplaced view per layer and half. :func:`diagnose` groups the findings by mistake and names each mistake with the
+numbers that prove it. It repairs the views or the claim, and audits the repaired set. A repair is called proved only if
+this audit has no error about the repaired views.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from kvviz.audit.audit import audit_views
-from kvviz.audit.cause_rules import Guess, Surroundings, explain_extent, explain_place, natural, steps_of
+from kvviz.audit.cause_rules import explain_place
 from kvviz.audit.cause_words import CAUSES, Cause, tell
 from kvviz.audit.claims import (
     Addressed,
@@ -25,11 +25,20 @@ from kvviz.audit.claims import (
     StepAlike,
 )
 from kvviz.audit.collision_rules import explain_overlap
+from kvviz.audit.extent_rules import explain_extent
 from kvviz.audit.findings import Audit, Finding
+from kvviz.audit.guesses import Guess, Surroundings, natural, steps_of
+from kvviz.audit.repair_words import counted, effect_words, repair_words
 from kvviz.audit.rightful import rightful_place
 from kvviz.audit.view import View
 
-__all__ = ["CAUSES", "Cause", "Diagnosis", "diagnose"]
+__all__ = ["CAUSES", "UNKNOWN", "Cause", "Diagnosis", "diagnose"]
+
+UNKNOWN = "unknown"
+"""Cause of a diagnosis that holds the findings which no known mistake explains."""
+
+MOST_WORK = 40_000
+"""Work limit of one diagnosis, counted in audited views. 40,000 views take about four seconds."""
 
 
 @dataclass(frozen=True)
@@ -37,15 +46,15 @@ class Diagnosis:
     """One mistake that explains some findings of an audit.
 
     Attributes:
-        cause: the name of the mistake, one of :data:`CAUSES`.
-        text: the mistake in one or two sentences, with the numbers that prove it.
-        effect: what the mistake does, with the number of elements and bytes.
+        cause: the name of the mistake, a name from :data:`CAUSES` or :data:`UNKNOWN`.
+        text: the mistake in a few sentences, with the numbers that prove it.
+        effect: what the mistake does, with numbers of elements and bytes.
         views: the names of all views that have the mistake, naturally sorted.
         findings: the findings of the audit that the mistake explains.
-        repair: the repaired numbers in words, or what could not be repaired.
-        repaired: the repaired views; empty if the claim or the code must change and not a view.
-        proved: True if the same claims are clean with the repairs of all diagnoses, as far as these views are concerned.
-        others: other causes that fit the same numbers, each with what would tell them apart.
+        repair: the repaired numbers in words, or the reason why nothing is repaired.
+        repaired: the repaired views; empty if a claim or the code must change instead of a view.
+        proved: True if the same claims hold for these views after the repairs of all diagnoses.
+        others: other causes that fit the same numbers, each with the fact that would tell them apart.
     """
 
     cause: str
@@ -59,19 +68,47 @@ class Diagnosis:
     others: tuple[str, ...] = ()
 
 
+class _OutOfWorkError(Exception):
+    """The diagnosis has used up its work limit."""
+
+
 @dataclass
 class _State:
-    """The views and claims, with the repairs so far."""
+    """The views and claims with the repairs so far, and the work that is left."""
 
     views: dict[str, View]
     claims: list[Claim]
+    work_left: int = MOST_WORK
 
-    def audit(self) -> Audit:
-        return audit_views(list(self.views.values()), self.claims, witnesses=False)
+    def audit(self, views: dict[str, View] | None = None) -> Audit:
+        """Return the audit of the views, or of ``views``. Raise _OutOfWorkError if the work limit is reached."""
+        views = self.views if views is None else views
+        self.work_left -= len(views)
+        if self.work_left < 0:
+            raise _OutOfWorkError
+        return audit_views(list(views.values()), self.claims, witnesses=False)
+
+    def repair(self, guesses: Sequence[Guess]) -> None:
+        self.views |= {guess.view: guess.repaired for guess in guesses if guess.repaired is not None}
+        changed = dict(guess.facts["claim"] for guess in guesses if "claim" in guess.facts)
+        self.claims = [changed.get(claim, claim) for claim in self.claims]
+
+    @property
+    def places(self) -> dict[str, View]:
+        """Return the rightful place of each view that has a claim about its place."""
+        claims = [claim for claim in self.claims if isinstance(claim, BelongsAt | Follows)]
+        named = [(claim.view if isinstance(claim, BelongsAt) else claim.scale, claim) for claim in claims]
+        return {name: rightful_place(claim, self.views) for name, claim in named}
+
+
+_Members = dict[tuple, list[tuple[Guess, list[Guess]]]]
+"""Guesses by cause and key: the best guess for each view, and the other guesses that fit."""
 
 
 def diagnose(views: Sequence[View], claims: Sequence[Claim], result: Audit | None = None) -> tuple[Diagnosis, ...]:
     """Return one diagnosis per mistake, the one that explains most findings first; none for a clean audit.
+
+    Findings that no known mistake explains are in one last diagnosis with the cause :data:`UNKNOWN`.
 
     Args:
         result: the audit of these views and claims, if the caller has it already.
@@ -82,124 +119,96 @@ def diagnose(views: Sequence[View], claims: Sequence[Claim], result: Audit | Non
     result = audit_views(views, claims) if result is None else result
     if not result.findings:
         return ()
-    state = _State({view.name: view for view in views}, list(claims))
-    groups: dict[tuple, list[tuple[Guess, list[Guess], View | None]]] = {}
-    for stage in (_misplaced, _extents, _parts, _numbers, _overlaps):
-        found = list(stage(state, result))
-        for guesses, place in found:
-            best = guesses[0]
-            groups.setdefault((best.cause, best.key), []).append((best, guesses[1:], place))
-        _apply(state, [guesses[0] for guesses, _ in found])
-        if found and state.audit().clean:
-            break
-    left = state.audit()
-    return _ordered(result, groups, left, {view.name: view for view in views})
+    named = {view.name: view for view in views}
+    state, groups, left = _State(dict(named), list(claims)), {}, None
+    try:
+        for stage in (_misplaced, _extents, _parts, _numbers, _overlaps):
+            found = list(stage(state, result))
+            for best, *others in found:
+                groups.setdefault((best.cause, best.key), []).append((best, others))
+            state.repair([best for best, *_ in found])
+            if found and state.audit().clean:
+                break
+        left = state.audit()
+    except _OutOfWorkError:
+        pass  # nothing is proved then
+    return _ordered(result, groups, left, named)
 
 
-def _apply(state: _State, guesses: Sequence[Guess]) -> None:
-    for guess in guesses:
-        if guess.repaired is not None:
-            state.views[guess.view] = guess.repaired
-        if "claim" in guess.facts:
-            old, new = guess.facts["claim"]
-            state.claims = [new if claim == old else claim for claim in state.claims]
-
-
-_Found = Iterator[tuple[list[Guess], View | None]]
-
-
-def _misplaced(state: _State, result: Audit) -> _Found:
-    """Views that are not where a claim says they belong."""
-    places = _places(state)
+def _misplaced(state: _State, result: Audit) -> Iterator[list[Guess]]:
+    """Yield guesses for views that are not where a claim states that they belong."""
+    places = state.places
     wrong = {f.views[0] for f in result.findings if f.kind in ("misplaced", "permuted") and f.views}
     around = Surroundings(state.views, places)
     for name in places:
-        if name in wrong:
-            guesses = explain_place(state.views[name], places[name], around)
-            if guesses:
-                yield guesses, places[name]
+        if name in wrong and (guesses := explain_place(state.views[name], places[name], around)):
+            yield guesses
 
 
-def _places(state: _State) -> dict[str, View]:
-    return {
-        (claim.view if isinstance(claim, BelongsAt) else claim.scale): rightful_place(claim, state.views)
-        for claim in state.claims
-        if isinstance(claim, BelongsAt | Follows)
-    }
-
-
-def _extents(state: _State, result: Audit) -> _Found:
-    """Extents that lack bytes of their block, or take bytes of another block."""
+def _extents(state: _State, result: Audit) -> Iterator[list[Guess]]:
+    """Yield guesses for extents that lack bytes of their block, or take bytes of another block."""
     wrong = {f.views[0] for f in state.audit().findings if f.kind in ("truncated", "oversized") and f.views}
-    around = Surroundings(state.views, _places(state))
+    around = Surroundings(dict(state.views), state.places)
     for claim in state.claims:
         if isinstance(claim, Covers) and claim.extent in wrong:
             content = [state.views[name] for name in claim.content]
-            guesses = explain_extent(state.views[claim.extent], content, around)
-            if guesses:
-                yield guesses, None
+            if guesses := explain_extent(state.views[claim.extent], content, around):
+                yield guesses
 
 
-def _parts(state: _State, result: Audit) -> _Found:
-    """Parts that are not the bytes of their whole, and copies whose sides differ."""
-    findings = state.audit().findings
+def _parts(state: _State, result: Audit) -> Iterator[list[Guess]]:
+    """Yield guesses for parts that are not the bytes of their whole, and for copies with two different sides."""
+    wrong = {frozenset(f.views) for f in state.audit().findings if len(f.views) == 2}
     for claim in state.claims:
-        pair = (
-            (claim.part, claim.whole) if isinstance(claim, SameBytes) else
-            (claim.target, claim.source) if isinstance(claim, StepAlike) else None
-        )  # fmt: skip
-        if pair is None or not any(set(pair) <= set(f.views) for f in findings):
-            continue
-        part, whole = (state.views[name] for name in pair)
-        if isinstance(claim, SameBytes):
+        if isinstance(claim, SameBytes) and {claim.part, claim.whole} in wrong:
+            part, whole = state.views[claim.part], state.views[claim.whole]
             facts = {"part": part.num_elements * part.itemsize, "whole": whole.num_elements * whole.itemsize}
-            repaired = replace(whole, name=part.name, role=part.role)
-            yield [Guess("sections", part.name, repaired, facts)], whole
-        else:
-            facts = {"step": steps_of(part)[0], "belongs": steps_of(whole)[0]}
-            yield [Guess("copy_steps", part.name, None, facts)], None
+            yield [Guess("sections", part.name, replace(whole, name=part.name, role=part.role), facts)]
+        if isinstance(claim, StepAlike) and {claim.source, claim.target} in wrong:
+            source, target = state.views[claim.source], state.views[claim.target]
+            facts = {"step": (*steps_of(target), 0)[0], "belongs": (*steps_of(source), 0)[0], "source": source.name}
+            yield [Guess("copy_steps", target.name, None, facts)]
 
 
-def _numbers(state: _State, result: Audit) -> _Found:
-    """Ids, addresses and boundaries that do not fit."""
-    wrong = {(f.kind, name) for f in state.audit().findings for name in f.views}
+def _numbers(state: _State, result: Audit) -> Iterator[list[Guess]]:
+    """Yield guesses for ids, addresses, rows and shapes that do not fit."""
+    wrong = {(f.kind, name) for f in state.audit().findings if len(f.views) < 8 for name in f.views}
     for claim in state.claims:
-        guess = None
         if isinstance(claim, Maps) and ("index_space", claim.view) in wrong:
-            guess = _ids(claim, state.views[claim.view])
+            yield [_ids(claim, state.views[claim.view])]
         elif isinstance(claim, Addressed) and ("index_space", claim.view) in wrong:
-            better = replace(claim, address_type="int64")
-            guess = Guess("address_width", claim.view, None, {"type": claim.address_type, "claim": (claim, better)})
+            facts = {"type": claim.address_type, "claim": (claim, replace(claim, address_type="int64"))}
+            yield [Guess("address_width", claim.view, None, facts)]
         elif isinstance(claim, Aligned) and ("unaligned", claim.view) in wrong:
-            view, boundary = state.views[claim.view], claim.boundary_bytes
-            guess = Guess(
-                "unaligned_rows", view.name, _padded_rows(view, boundary), {"boundary": boundary}, (boundary,)
-            )
+            yield [_rows(claim, state.views[claim.view])]
         elif isinstance(claim, Declared) and ("ambiguous", claim.view) in wrong:
-            guess = Guess("undeclared", claim.view, None, {"readings": ", ".join(claim.readings)})
-        if guess:
-            yield [guess], None
+            yield [Guess("undeclared", claim.view, None, {"readings": claim.readings})]
 
 
-def _ids(claim: Maps, view: View) -> Guess | None:
+def _ids(claim: Maps, view: View) -> Guess:
     blocks = view.shape[0] if view.shape else 1
-    held = blocks // claim.ratio
-    step = view.stride[0] * view.itemsize * claim.ratio if view.shape else 0
+    held, step = blocks // claim.ratio, view.stride[0] * view.itemsize * claim.ratio if view.shape else 0
     better = replace(claim, count=min(claim.count, held), stride_bytes=None if claim.stride_bytes is None else step)
     facts = {"count": claim.count, "held": held, "blocks": blocks, "ratio": claim.ratio,
              "step": claim.stride_bytes or 0, "belongs": step, "claim": (claim, better)}  # fmt: skip
-    ratio = max(step, claim.stride_bytes or 0) // min(step, claim.stride_bytes or step) if step else 0
+    smaller, larger = sorted((step, claim.stride_bytes or step))
+    ratio = larger // smaller if smaller > 0 else 0
     return Guess("block_unit", claim.view, None, facts, (ratio if ratio > 1 else claim.name,))
 
 
+def _rows(claim: Aligned, view: View) -> Guess:
+    steps = [abs(step) for step in steps_of(view)[:-1] if step]
+    facts = {"boundary": claim.boundary_bytes, "step": min(steps, default=0), "start": view.offset * view.itemsize}
+    return Guess("unaligned_rows", view.name, _padded_rows(view, claim.boundary_bytes), facts, (claim.boundary_bytes,))
+
+
 def _padded_rows(view: View, boundary: int) -> View | None:
-    """Return the view with rows at multiples of the boundary; None if its start cannot move."""
-    if view.offset * view.itemsize % boundary or boundary % view.itemsize:
+    """Return the view with rows at multiples of the boundary; None if its start is no multiple of the boundary."""
+    if not view.shape or view.offset * view.itemsize % boundary or boundary % view.itemsize:
         return None
-    order = sorted(range(len(view.shape) - 1), key=lambda axis: abs(view.stride[axis]))
-    stride, reach = list(view.stride), (view.shape[-1] - 1) * abs(view.stride[-1]) + 1 if view.shape else 1
+    stride, reach = list(view.stride), (view.shape[-1] - 1) * abs(view.stride[-1]) + 1
     unit = boundary // view.itemsize
-    for axis in order:
+    for axis in sorted(range(len(view.shape) - 1), key=lambda axis: abs(view.stride[axis])):
         stride[axis] = max(-(-stride[axis] // unit) * unit, -(-reach // unit) * unit)
         reach = (view.shape[axis] - 1) * stride[axis] + reach
     made = replace(view, stride=tuple(stride))
@@ -207,52 +216,45 @@ def _padded_rows(view: View, boundary: int) -> View | None:
     return replace(made, storage=replace(view.storage, nbytes=size))
 
 
-def _overlaps(state: _State, result: Audit) -> _Found:
-    """Views that overlap or leave their storage, although no claim says where they belong."""
+def _overlaps(state: _State, result: Audit) -> Iterator[list[Guess]]:
+    """Yield guesses for views that overlap or leave their storage, although no claim states where they belong."""
     findings = [f for f in state.audit().findings if f.kind in ("collision", "out_of_bounds", "self_overlap")]
-    for guesses in explain_overlap(state.views, findings, lambda views: _State(views, state.claims).audit()):
-        yield guesses, None
+    yield from explain_overlap(state.views, findings, state.audit)
 
 
-def _ordered(result: Audit, groups: dict, left: Audit, views: dict[str, View]) -> tuple[Diagnosis, ...]:
+def _ordered(result: Audit, groups: _Members, left: Audit | None, views: dict[str, View]) -> tuple[Diagnosis, ...]:
     """Return the diagnoses of the groups, and one more for findings that no group explains."""
-    blamed = [{guess.view for guess, _, _ in members} for members in groups.values()]
+    dirty = {n for f in left.findings if f.severity == "error" for n in f.views} if left is not None else set(views)
+    numbers_of: dict[str, list[int]] = {}
+    for number, finding in enumerate(result.findings):
+        for name in finding.views:
+            numbers_of.setdefault(name, []).append(number)
     made, explained = [], set()
-    for (key, members), names in zip(groups.items(), blamed, strict=True):
-        mine = [f for f in result.findings if names & set(f.views)]
-        explained |= set(mine)
-        made.append(_diagnosis(key[0], members, mine, left, views))
-    rest = [f for f in result.findings if f not in explained and f.severity == "error"]
+    for (cause, _), members in groups.items():
+        numbers = sorted({number for guess, _ in members for number in numbers_of.get(guess.view, ())})
+        explained.update(numbers)
+        made.append(_diagnosis(cause, members, [result.findings[number] for number in numbers], dirty, views))
     made.sort(key=lambda one: -len(one.findings))
+    rest = tuple(finding for number, finding in enumerate(result.findings) if number not in explained)
     if rest:
-        names = tuple(sorted({name for f in rest for name in f.views}, key=natural))
-        text = f"No known mistake explains {_count(len(rest), 'finding')}. The findings below give the places."
-        made.append(Diagnosis("unknown", text, "", names, tuple(rest), "No repair is proposed."))
+        names = tuple(sorted({name for finding in rest for name in finding.views}, key=natural))
+        text = f"No known mistake explains {counted(len(rest), 'finding')}."
+        made.append(Diagnosis(UNKNOWN, text, effect_words(rest, views), names, rest, "No repair is proposed."))
     return tuple(made)
 
 
-def _diagnosis(cause: str, members: list, mine: list[Finding], left: Audit, views: dict[str, View]) -> Diagnosis:
-    names = tuple(sorted({guess.view for guess, _, _ in members}, key=natural))
-    repaired = tuple(guess.repaired for guess, _, _ in members if guess.repaired is not None)
-    claims = any("claim" in guess.facts for guess, _, _ in members)
-    dirty = any(set(f.views) & set(names) for f in left.findings if f.severity == "error")
-    proved = (bool(repaired) or claims) and not dirty
-    others = dict.fromkeys(
-        CAUSES[other.cause].apart for _, rest, _ in members for other in rest if other.cause != cause
-    )
-    told = tell(cause, [guess for guess, _, _ in members], [views[name] for name in names if name in views])
-    bytes_ = sum(f.bytes or 0 for f in mine if f.kind != "collision") or sum(f.bytes or 0 for f in mine)
-    effect = f"{_count(len(mine), 'finding')} ({_kinds(mine)}), {_count(bytes_, 'byte')}."
-    repair = told.repair if repaired or claims else "No repair is proposed: the numbers do not say which one is meant."
-    if (repaired or claims) and not proved:
-        repair = f"Not repaired: with {told.repair} the same claims are still not clean."
-    return Diagnosis(cause, told.text, effect, names, tuple(mine), repair, repaired if proved else (), proved,
-                     tuple(text for text in others if text))  # fmt: skip
-
-
-def _kinds(findings: Sequence[Finding]) -> str:
-    return ", ".join(dict.fromkeys(f.kind for f in findings))
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+def _diagnosis(cause: str, members: list, findings: list[Finding], dirty: set, views: dict[str, View]) -> Diagnosis:
+    guesses = sorted((guess for guess, _ in members), key=lambda guess: natural(guess.view))
+    names = tuple(dict.fromkeys(guess.view for guess in guesses))
+    repaired = tuple(guess.repaired for guess in guesses if guess.repaired is not None)
+    claims = [guess.facts["claim"] for guess in guesses if "claim" in guess.facts]
+    proved = bool(repaired or claims) and not dirty & set(names)
+    repair = repair_words(repaired, claims, views)
+    if not repair:
+        repair = CAUSES[cause].advice or "No repair is proposed: the numbers do not show which repair is meant."
+    elif not proved:
+        repair = f"Not repaired. {repair} was tried, and the same claims do not all hold with it."
+    others = dict.fromkeys(CAUSES[other.cause].apart for _, rest in members for other in rest if other.cause != cause)
+    text = tell(cause, guesses, [views[name] for name in names])
+    return Diagnosis(cause, text, effect_words(findings, views), names, tuple(findings), repair,
+                     repaired if proved else (), proved, tuple(filter(None, others)))  # fmt: skip

@@ -5,12 +5,13 @@ name, the content of a block, the size of the storage. A guess is returned only 
 fewer findings about these views.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
-from kvviz.audit.cause_rules import Guess, Surroundings, block_axis, content_of, family_of, page_of, start_of, steps_of
 from kvviz.audit.findings import Audit, Finding
+from kvviz.audit.guesses import Guess, Surroundings, block_axis, family_of, start_of, steps_of
 from kvviz.audit.view import View
 
 Audited = Callable[[dict[str, View]], Audit]
@@ -20,43 +21,37 @@ Proposal = tuple[str, dict, list[View]]
 """A cause, its facts, and the repaired views."""
 
 
+_KINDS = ("collision", "out_of_bounds", "self_overlap")
+
+
 def explain_overlap(views: Mapping[str, View], findings: Sequence[Finding], audited: Audited) -> Iterator[list[Guess]]:
-    """Return guesses for the views of the findings, family by family; each repair has been audited."""
+    """Yield guesses for the views of the findings, family by family. Each repair has been audited."""
     state = dict(views)
+    sizes = Counter((family_of(view.name), view.storage.name) for view in state.values())
     families = dict.fromkeys((family_of(name), state[name].storage.name) for f in findings for name in f.views)
-    alone = {key for key in families if sum((family_of(v.name), v.storage.name) == key for v in state.values()) == 1}
-    families = dict.fromkeys(
-        sorted(families, key=lambda key: key not in alone)
-    )  # a single view is the likelier culprit
-    for family, storage in families:
-        left = [f for f in audited(state).findings if f.kind in ("collision", "out_of_bounds", "self_overlap")]
-        names = [n for f in left for n in f.views if family_of(n) == family and state[n].storage.name == storage]
-        if not names:
-            continue
-        proven = _first_that_helps(state, names[0], left, audited)
-        if proven is None:
-            continue
-        cause, facts, repaired = proven
-        for view in repaired:
-            state[view.name] = view
-            yield [Guess(cause, view.name, view, facts)]
+    for key in sorted(families, key=lambda key: sizes[key] > 1):  # a single view is more often wrong than many
+        before = [finding for finding in audited(state).findings if finding.severity == "error"]
+        wrong = (name for finding in before if finding.kind in _KINDS for name in finding.views)
+        name = next((one for one in wrong if (family_of(one), state[one].storage.name) == key), None)
+        proven = _first_that_helps(state, name, len(before), audited) if name else None
+        if proven:
+            cause, facts, repaired = proven
+            state |= {view.name: view for view in repaired}
+            yield from ([Guess(cause, view.name, view, facts)] for view in repaired)
 
 
-def _first_that_helps(state: dict[str, View], name: str, left: Sequence[Finding], audited: Audited) -> Proposal | None:
-    """Return the first proposal after which the family has no finding, and nobody has a new one."""
+def _first_that_helps(state: dict[str, View], name: str, errors: int, audited: Audited) -> Proposal | None:
+    """Return the first proposal that leaves no error about its views, and fewer errors than before."""
     for cause, facts, repaired in _proposals(state, name):
-        changed = {view.name for view in repaired}
-        after = [
-            f for f in audited({**state, **{view.name: view for view in repaired}}).findings if f.severity == "error"
-        ]
-        touched = [f for f in after if changed & set(f.views)]
-        if not touched and len(after) < len(audited(state).findings):
+        changed = {view.name: view for view in repaired}
+        after = [finding for finding in audited({**state, **changed}).findings if finding.severity == "error"]
+        if len(after) < errors and not any(changed.keys() & set(finding.views) for finding in after):
             return cause, facts, repaired
     return None
 
 
 def padding_slot(state: Mapping[str, View], name: str) -> Proposal | None:
-    """One row of a cache that is written at slot -1: as the last row, or as the row before the first one."""
+    """Propose no write, if a row lies at slot -1 of a cache: on the last row, or on the row before the first one."""
     row = state[name]
     for cache in state.values():
         tokens = [axis for axis in (0, 1) if axis < len(cache.shape) - 1]
@@ -73,7 +68,7 @@ def padding_slot(state: Mapping[str, View], name: str) -> Proposal | None:
 
 
 def scales_behind_all_data(state: Mapping[str, View], name: str) -> Proposal | None:
-    """Data of all blocks first and their scales after, in a pool whose other views expect each block in one piece."""
+    """Propose scales in their blocks, if a pool has all data first and all scales after the data."""
     storage = state[name].storage
     near = [view for view in state.values() if view.storage == storage and view.shape and view.num_elements]
     for data in (view for view in near if view.role == "data"):
@@ -83,7 +78,7 @@ def scales_behind_all_data(state: Mapping[str, View], name: str) -> Proposal | N
             if (steps_of(data)[0], steps_of(scale)[0], start_of(scale)) != (data_page, scale_page, region):
                 continue
             page = data_page + scale_page
-            facts = {"start": start_of(scale), "belongs": start_of(data) + data_page, "taken": "region",
+            facts = {"start": start_of(scale), "belongs": start_of(data) + data_page, "taken": "pool",
                      "itemsize": scale.itemsize, "cell": page}  # fmt: skip
             return "scale_region", facts, [_placed(data, 0, page, start_of(data)),
                                            _placed(scale, 0, page, start_of(data) + data_page)]  # fmt: skip
@@ -95,6 +90,7 @@ def _page_bytes(view: View) -> int:
 
 
 def _proposals(state: dict[str, View], name: str) -> Iterator[Proposal]:
+    """Yield repairs for the family of a view, the likeliest first."""
     yield from (found for rule in (padding_slot, scales_behind_all_data) if (found := rule(state, name)))
     view, around = state[name], Surroundings(state)
     family = around.family(name)
@@ -102,24 +98,21 @@ def _proposals(state: dict[str, View], name: str) -> Iterator[Proposal]:
     if axis is None:
         return
     step, size = abs(steps_of(view)[axis]), view.shape[axis]
-    content = content_of(view, around)
+    content = around.content_bytes(view)
     starts = [start_of(one) for one in family]
     if len(family) > 1 and len(set(starts)) < len(starts):
         pages = [content, step // len(family) if step % len(family) == 0 else 0, step * size]
         for page in dict.fromkeys(page for page in pages if page):
             for stride in dict.fromkeys((step, page * len(family))):
                 facts = {"views": len(family), "start": starts[0], "belongs": page}
-                yield (
-                    "one_base",
-                    facts,
-                    [_placed(one, axis, stride, starts[0] + n * page) for n, one in enumerate(family)],
-                )
+                placed = [_placed(one, axis, stride, starts[0] + n * page) for n, one in enumerate(family)]
+                yield "one_base", facts, placed
     for itemsize in {view.itemsize} - {1}:
-        facts = {"itemsize": itemsize, "taken": "elements for bytes", "what": "strides and offset"}
+        facts = {"itemsize": itemsize, "taken": "bytes for elements", "what": "strides and offset"}
         if all(number % itemsize == 0 for number in (*view.stride[: len(view.stride) - 1], view.offset)):
             for one in [family, [view]]:
                 yield "element_size", facts, [_divided(v, itemsize) for v in one]
-    page, layers = page_of(view, around)
+    page, layers = around.page(view)
     whole = view.storage.nbytes // size if size and view.storage.nbytes % size == 0 else 0
     span = max(starts) - min(starts) + content
     candidates = {
@@ -130,7 +123,8 @@ def _proposals(state: dict[str, View], name: str) -> Iterator[Proposal]:
     for cause, better in candidates.items():
         if better and better != step:
             facts = {"step": step, "belongs": better, "page": page, "layers": len(family), "content": content,
-                     "counted": step // page if page else 0, "factor": better // step if step else 0}  # fmt: skip
+                     "counted": step // page if page else 0, "factor": better // step if step else 0,
+                     "axis": "block"}  # fmt: skip
             yield cause, facts, [_placed(one, axis, better, start_of(one)) for one in family]
 
 
@@ -143,6 +137,7 @@ def _placed(view: View, axis: int, step: int, start: int) -> View:
 
 
 def _divided(view: View, itemsize: int) -> View:
+    """Return the view with strides and offset divided by the size of an element."""
     stride = tuple(step // itemsize if n < len(view.stride) - 1 or step % itemsize == 0 else step
                    for n, step in enumerate(view.stride))  # fmt: skip
     return replace(view, stride=stride, offset=view.offset // itemsize)

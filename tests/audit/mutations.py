@@ -72,7 +72,7 @@ def _transfer(name: str, kv, storage: Storage) -> View:
 
 
 Mutation = Callable[[Sound, random.Random], tuple[str, ...] | None]
-"""Makes one mistake in place; returns the causes that may come first, or None if the mistake does not fit this cache."""
+"""Makes one mistake in place. Returns the causes that may come first, or None if the mistake does not fit the cache."""
 
 
 def _move(sound: Sound, view: View, **numbers) -> None:

@@ -113,7 +113,7 @@ def test_a_wrong_number_that_nothing_explains_is_named():
 
 def test_natural_order():
     sizes = {f"layer {n} K scale": n for n in range(12)}
-    from kvviz.audit.cause_rules import natural
+    from kvviz.audit.guesses import natural
 
     assert sorted(sizes, key=natural) == list(sizes)
 
