@@ -1,4 +1,4 @@
-"""Text of a diagnosed audit for a terminal: the verdict, and for each mistake its cause, effect, first place and repair.
+"""Text of a diagnosed audit for a terminal: the verdict, then cause, effect, first place and repair of each mistake.
 
 A cache of 80 layers with one mistake takes at most 15 lines. ``kvviz audit -v`` adds all findings.
 """
@@ -99,7 +99,7 @@ def first_place(findings: Sequence[Finding]) -> str:
     arrows = [finding for finding in placed if finding.drawing == ARROW and len(finding.example) > 1]
     if arrows:
         lies, belongs, *owner = min(arrows, key=lambda one: (_start(one), natural(one.views[0]))).example
-        there = f" There lies {owner[0].text}." if owner else ""
+        there = f" Byte {lies.start_bytes:,} belongs to {owner[0].text}." if owner else ""
         return f"{lies.text} lies at byte {lies.start_bytes:,} and belongs at byte {belongs.start_bytes:,}.{there}"
     if not placed:
         return next((finding.text for finding in findings if finding.text), "")

@@ -11,11 +11,12 @@ from kvviz.audit.audit import audit_views
 from kvviz.audit.case_book import cases
 from kvviz.audit.causes import CAUSES, diagnose
 from kvviz.audit.claims import Disjoint, Follows
+from kvviz.audit.guesses import natural
 from kvviz.audit.view import View
 from kvviz.audit.views_file import load
 from tests.audit.mutations import MUTATIONS, kv_swapped, mutated, sound_cache, width_without_scales
 
-SEEDS = 300
+SEEDS = 150
 
 
 def diagnosed(seed: int):
@@ -49,10 +50,10 @@ def enumerated_clean(views: list[View], claims) -> bool:
     return all(0 <= byte < view.storage.nbytes for view in views for _, byte in own_bytes(view))
 
 
-def test_the_right_cause_comes_first():
-    """At least 95 of 100 mistakes are named; every kind of mistake is drawn; a proved repair is clean byte by byte."""
+def check_the_first_cause(seeds: int, enumerated_every: int) -> None:
+    """Check that at least 95 of 100 mistakes are named, and that a proved repair is clean byte by byte."""
     right, wrong, seen = 0, [], set()
-    for seed in range(SEEDS):
+    for seed in range(seeds):
         sound, name, causes, result, found = diagnosed(seed)
         if not result.findings:
             continue
@@ -62,10 +63,20 @@ def test_the_right_cause_comes_first():
             right += 1
         else:
             wrong.append((seed, name, found[0].cause))
-        if all(one.proved for one in found) and seed % 3 == 0:
+        if all(one.proved for one in found) and seed % enumerated_every == 0:
             assert enumerated_clean(repaired(sound.views, found), sound.claims), f"seed {seed}: {name}"
     assert seen == {mutation.__name__ for mutation in MUTATIONS}
+    print(f"{right} of {right + len(wrong)} mistakes are named first; the others: {wrong}")
     assert right >= 0.95 * (right + len(wrong)), wrong
+
+
+def test_the_right_cause_comes_first():
+    check_the_first_cause(SEEDS, 5)
+
+
+@pytest.mark.slow
+def test_the_right_cause_comes_first_in_2000_caches():
+    check_the_first_cause(2_000, 4)
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -76,7 +87,7 @@ def test_a_sound_cache_has_no_diagnosis(seed):
 
 def test_two_mistakes_give_two_diagnoses():
     checked = 0
-    for seed in range(200):
+    for seed in range(120):
         sound = sound_cache(random.Random(seed))
         draw = random.Random(seed)
         before = dict(sound.views)
@@ -87,11 +98,11 @@ def test_two_mistakes_give_two_diagnoses():
         assert sorted(one.cause for one in found) == ["kv_swapped", "width_without_scales"]
         assert all(one.proved for one in found)
         checked += 1
-    assert checked >= 20
+    assert checked >= 10
 
 
 def test_every_finding_is_explained_once_at_least():
-    for seed in range(0, SEEDS, 7):
+    for seed in range(0, SEEDS, 10):
         _, _, _, result, found = diagnosed(seed)
         explained = {finding for one in found for finding in one.findings}
         assert explained == set(result.findings)
@@ -113,8 +124,6 @@ def test_a_wrong_number_that_nothing_explains_is_named():
 
 def test_natural_order():
     sizes = {f"layer {n} K scale": n for n in range(12)}
-    from kvviz.audit.guesses import natural
-
     assert sorted(sizes, key=natural) == list(sizes)
 
 
@@ -132,6 +141,14 @@ EXPECTED = {
     "CTRL-HICACHE-WAIT": None, "CTRL-PREFIX-STALE": None,
 }  # fmt: skip
 BOOK = {case["id"]: case for case in cases()}
+
+
+def test_public_reports_of_a_cause_are_in_the_case_book():
+    reports = {EXPECTED[name]: set() for name in BOOK}
+    for name, case in BOOK.items():
+        reports[EXPECTED[name]].add(f"{case['repo'].split('/')[1]} {case['number']}".replace("vllm ", "vLLM "))
+    for cause in CAUSES.values():
+        assert not cause.like or cause.like in reports[cause.name], cause.name
 
 
 @pytest.mark.parametrize("name", BOOK)
