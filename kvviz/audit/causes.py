@@ -37,8 +37,8 @@ __all__ = ["CAUSES", "UNKNOWN", "Cause", "Diagnosis", "diagnose"]
 UNKNOWN = "unknown"
 """Cause of a diagnosis that holds the findings which no known mistake explains."""
 
-MOST_WORK = 40_000
-"""Work limit of one diagnosis, counted in audited views. 40,000 views take about four seconds."""
+MOST_WORK = 20_000
+"""Work limit of one diagnosis, counted in audited views. 20,000 views take two to four seconds."""
 
 
 @dataclass(frozen=True)
@@ -225,9 +225,11 @@ def _overlaps(state: _State, result: Audit) -> Iterator[list[Guess]]:
 def _ordered(result: Audit, groups: _Members, left: Audit | None, views: dict[str, View]) -> tuple[Diagnosis, ...]:
     """Return the diagnoses of the groups, and one more for findings that no group explains."""
     dirty = {n for f in left.findings if f.severity == "error" for n in f.views} if left is not None else set(views)
+    blamed = {guess.view for members in groups.values() for guess, _ in members}
     numbers_of: dict[str, list[int]] = {}
     for number, finding in enumerate(result.findings):
-        for name in finding.views:
+        extent_alone = finding.kind in ("truncated", "oversized") and finding.views[0] in blamed
+        for name in finding.views[:1] if extent_alone else finding.views:
             numbers_of.setdefault(name, []).append(number)
     made, explained = [], set()
     for (cause, _), members in groups.items():

@@ -7,15 +7,15 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 from kvviz.audit.causes import CAUSES, UNKNOWN, Diagnosis
-from kvviz.audit.findings import ARROW, KINDS, Audit, Finding, Place
+from kvviz.audit.findings import ARROW, KINDS, Audit, Finding
 from kvviz.audit.guesses import natural
 from kvviz.audit.repair_words import counted
 
 COLUMNS = 100
 """Width of the text in characters."""
 
-MOST_DIAGNOSES, MOST_FINDINGS, MOST_NOTES = 3, 3, 3
-"""Diagnoses, unexplained findings and notes that the short text prints. ``-v`` prints all."""
+MOST_DIAGNOSES, MOST_REPAIRS, MOST_FINDINGS, MOST_NOTES = 3, 4, 3, 3
+"""Diagnoses, repairs of one diagnosis, unexplained findings and notes that the short text prints. ``-v`` prints all."""
 
 PROVED = "Audited with this repair: the same claims are clean."
 
@@ -33,7 +33,7 @@ def audit_text(result: Audit, diagnoses: Sequence[Diagnosis] = (), verbose: bool
     lines = textwrap.wrap(_verdict(result, known, verbose), COLUMNS)
     shown = known if verbose else known[:MOST_DIAGNOSES]
     for one in shown:
-        lines += [*([""] if len(known) > 1 else []), *_diagnosis(one)]
+        lines += [*([""] if len(known) > 1 else []), *_diagnosis(one, verbose)]
     if len(known) > len(shown):
         lines += ["", f"{counted(len(known) - len(shown), 'more cause')}: option -v prints all."]
     explained = {finding for one in known for finding in one.findings}
@@ -72,11 +72,14 @@ def _verdict(result: Audit, known: Sequence[Diagnosis], verbose: bool) -> str:
     return f"not clean: {causes} {share} finding{'' if total == 1 else 's'}{listed}"
 
 
-def _diagnosis(one: Diagnosis) -> Iterator[str]:
+def _diagnosis(one: Diagnosis, verbose: bool) -> Iterator[str]:
     yield from _row("cause", one.text)
     yield from _row("effect", one.effect)
     yield from _row("first", first_place(one.findings))
-    yield from _row("repair", *one.repair.split("; "))
+    repairs = one.repair.split("; ")
+    left = 0 if verbose else len(repairs) - MOST_REPAIRS
+    more = [f"{counted(left, 'more repair')}: option -v prints all."] if left > 0 else []
+    yield from _row("repair", *(repairs if left <= 0 else repairs[:MOST_REPAIRS]), *more)
     yield from _row("proof", PROVED if one.proved else "")
     yield from _row("or", *one.others)
     cause = CAUSES[one.cause]
@@ -107,12 +110,9 @@ def first_place(findings: Sequence[Finding]) -> str:
     if first.kind == "collision" and len(first.example) > 1:
         byte = max(place.start_bytes for place in first.example[:2])
         return f"{first.example[0].text} and {first.example[1].text} share byte {byte:,}."
-    return f"{_where(first.example[0])} ({first.kind})."
+    place = first.example[0]
+    return f"{first.kind}: {place.text} at byte {place.start_bytes:,}."
 
 
 def _start(finding: Finding) -> int:
     return finding.example[0].start_bytes
-
-
-def _where(place: Place) -> str:
-    return f"{place.text} at byte {place.start_bytes:,}"
