@@ -222,9 +222,18 @@ def _overlaps(state: _State, result: Audit) -> Iterator[list[Guess]]:
     yield from explain_overlap(state.views, findings, state.audit)
 
 
+_ERRORS, _ALL = ("error",), ("error", "warning")
+"""Severities of which no finding may be left after a repair: warnings count if the mistake gave warnings only."""
+
+
 def _ordered(result: Audit, groups: _Members, left: Audit | None, views: dict[str, View]) -> tuple[Diagnosis, ...]:
     """Return the diagnoses of the groups, and one more for findings that no group explains."""
-    dirty = {n for f in left.findings if f.severity == "error" for n in f.views} if left is not None else set(views)
+    dirty = {
+        severity: {name for finding in left.findings if finding.severity in severity for name in finding.views}
+        if left is not None
+        else set(views)
+        for severity in (_ERRORS, _ALL)
+    }
     blamed = {guess.view for members in groups.values() for guess, _ in members}
     numbers_of: dict[str, list[int]] = {}
     for number, finding in enumerate(result.findings):
@@ -245,12 +254,13 @@ def _ordered(result: Audit, groups: _Members, left: Audit | None, views: dict[st
     return tuple(made)
 
 
-def _diagnosis(cause: str, members: list, findings: list[Finding], dirty: set, views: dict[str, View]) -> Diagnosis:
+def _diagnosis(cause: str, members: list, findings: list[Finding], dirty: dict, views: dict[str, View]) -> Diagnosis:
     guesses = sorted((guess for guess, _ in members), key=lambda guess: natural(guess.view))
     names = tuple(dict.fromkeys(guess.view for guess in guesses))
     repaired = tuple(guess.repaired for guess in guesses if guess.repaired is not None)
     claims = [guess.facts["claim"] for guess in guesses if "claim" in guess.facts]
-    proved = bool(repaired or claims) and not dirty & set(names)
+    severity = _ERRORS if any(finding.severity == "error" for finding in findings) else _ALL
+    proved = bool(repaired or claims) and not dirty[severity] & set(names)
     repair = repair_words(repaired, claims, views)
     if not repair:
         repair = CAUSES[cause].advice or "No repair is proposed: the numbers do not show which repair is meant."

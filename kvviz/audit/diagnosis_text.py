@@ -17,7 +17,8 @@ COLUMNS = 100
 MOST_DIAGNOSES, MOST_REPAIRS, MOST_FINDINGS, MOST_NOTES = 3, 4, 3, 3
 """Diagnoses, repairs of one diagnosis, unexplained findings and notes that the short text prints. ``-v`` prints all."""
 
-PROVED = "Audited with this repair: the same claims are clean."
+PROVED, PROVED_ALL = (f"Audited with {repair}: the same claims are clean." for repair in ("this repair", "all repairs"))
+PROVED_PART = "Audited with this repair: no finding about these views is left. Other findings are."
 
 EMPTY = "empty: the file has no views, so nothing was audited. Did write_views run after the cache was allocated?"
 
@@ -32,8 +33,9 @@ def audit_text(result: Audit, diagnoses: Sequence[Diagnosis] = (), verbose: bool
     known = [one for one in diagnoses if one.cause != UNKNOWN]
     lines = textwrap.wrap(_verdict(result, known, verbose), COLUMNS)
     shown = known if verbose else known[:MOST_DIAGNOSES]
+    proof = (PROVED_ALL if len(known) > 1 else PROVED) if all(one.proved for one in diagnoses) else PROVED_PART
     for one in shown:
-        lines += [*([""] if len(known) > 1 else []), *_diagnosis(one, verbose)]
+        lines += [*([""] if len(known) > 1 else []), *_diagnosis(one, proof, verbose)]
     if len(known) > len(shown):
         lines += ["", f"{counted(len(known) - len(shown), 'more cause')}: option -v prints all."]
     explained = {finding for one in known for finding in one.findings}
@@ -72,7 +74,7 @@ def _verdict(result: Audit, known: Sequence[Diagnosis], verbose: bool) -> str:
     return f"not clean: {causes} {share} finding{'' if total == 1 else 's'}{listed}"
 
 
-def _diagnosis(one: Diagnosis, verbose: bool) -> Iterator[str]:
+def _diagnosis(one: Diagnosis, proof: str, verbose: bool) -> Iterator[str]:
     yield from _row("cause", one.text)
     yield from _row("effect", one.effect)
     yield from _row("first", first_place(one.findings))
@@ -80,7 +82,7 @@ def _diagnosis(one: Diagnosis, verbose: bool) -> Iterator[str]:
     left = 0 if verbose else len(repairs) - MOST_REPAIRS
     more = [f"{counted(left, 'more repair')}: option -v prints all."] if left > 0 else []
     yield from _row("repair", *(repairs if left <= 0 else repairs[:MOST_REPAIRS]), *more)
-    yield from _row("proof", PROVED if one.proved else "")
+    yield from _row("proof", proof if one.proved else "")
     yield from _row("or", *one.others)
     cause = CAUSES[one.cause]
     like = f"; the same kind of mistake as {cause.like}" if cause.like else ""
