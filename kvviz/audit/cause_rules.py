@@ -85,7 +85,7 @@ def from_shape(view: View, place: View, around: Surroundings) -> Guess | None:
         step, belongs, (page, layers) = ours[axis], right[axis], around.page(place)
         factor = belongs // step if step and belongs % step == 0 else 0
         facts = {"step": step, "belongs": belongs, "axis": axis_name(view, axis), "factor": factor,
-                 "page": page, "layers": layers if page * layers == belongs else 0}  # fmt: skip
+                 "page": page, "layers": layers}  # fmt: skip
         return Guess("from_shape", view.name, moved_to(view, place), facts)
     return None
 

@@ -63,6 +63,7 @@ class _Who:
 
     @property
     def starts(self) -> str:
+        """Return the first bytes of the views: ``at byte 128 or 17,024``."""
         return f"at byte {_range([start_of(view) for view in self.views])}"
 
 
@@ -86,7 +87,7 @@ def _bytes(guesses: Sequence[Guess], name: str) -> str:
 def _from_shape(guesses: Sequence[Guess], who: _Who) -> str:
     facts = guesses[0].facts
     factors = {guess.facts["factor"] for guess in guesses}
-    if facts.get("layers"):
+    if facts["layers"] > 1 and facts["layers"] * facts["page"] == facts["belongs"]:
         why = f" ({facts['layers']} layers of {counted(facts['page'], 'byte')})"
     elif len(factors) == 1 and facts["factor"] > 1:
         why = f", {facts['factor']} times as far"
@@ -343,7 +344,7 @@ _LIST = (
           "vllm-ascend-deepseekv4 90", "address width: then a small cache is right"),
     Cause("unaligned_rows", "Rows do not start at the boundary.", "10", _unaligned, "vLLM 45466"),
     Cause("undeclared", "A shape can be read in several ways.", "09", _undeclared, "LMCache 4467",
-          advice="Declare the reading that is meant: field declared of the claim."),
+          advice="Name the reading that is meant in the field declared of the claim."),
     Cause("copy_steps", "The two sides of a copy differ.", "08", _copy),
     Cause("other_number", "A number is wrong, and no known mistake explains it.", "09", _other),
 )  # fmt: skip

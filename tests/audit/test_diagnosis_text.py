@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -49,6 +50,14 @@ def test_80_layers_in_15_lines():
     assert found.proved and len(found.views) == len(found.repaired) == 160 and len(found.findings) == 162
     mended = {view.name: view for view in views} | {view.name: view for view in found.repaired}
     assert audit_views(list(mended.values()), claims).clean
+
+
+def test_the_document_shows_this_output():
+    views, claims = carved_from_the_shape()
+    result = audit_views(views, claims)
+    page = (Path(__file__).parents[2] / "docs" / "audit.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"```text\n(not clean: .*?)\n```", page, re.DOTALL)
+    assert audit_text(result, diagnose(views, claims, result)).startswith(shown)
 
 
 def test_all_findings_in_natural_order():
