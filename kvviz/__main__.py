@@ -4,19 +4,35 @@ Each command imports only what it needs, so that ``kvviz audit`` works in an ins
 """
 
 import argparse
+import itertools
+import os
 import signal
+import stat
 import sys
 import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvviz.files import write_whole
+
+if TYPE_CHECKING:
+    from kvviz.audit.findings import Audit
+    from kvviz.audit.views_file import ViewsFile
 
 MISTAKE = 70
 """Exit status after an error in kvviz itself. Status 1 means that an audit has findings."""
 
 AUDIT_SECONDS = 10
 """Time limit of one audit. A real cache takes less than one second; a hostile file could take hours."""
+
+DIAGNOSIS_SECONDS = 5
+"""Time limit of one diagnosis. A real cache takes less than one second. After that, only findings are printed."""
+
+EMPTY = 4
+"""Exit status of ``kvviz audit`` for a file without views. Such a file is not clean, because nothing was audited."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -51,12 +67,16 @@ def _parser() -> argparse.ArgumentParser:
     fetch.set_defaults(run=_fetch)
 
     audit = commands.add_parser(
-        "audit", help="audit a views file: exit status 0 clean, 1 findings, 2 the file cannot be used"
+        "audit",
+        help="audit a views file: exit status 0 clean, 1 findings, 2 the file cannot be used, 4 no views",
+        description="Audit a views file, and name the mistakes behind the findings. "
+        "Exit status: 0 clean, 1 findings, 2 the file cannot be used, 4 the file has no views.",
     )
     audit.add_argument(
         "file", type=Path, metavar="FILE", help="a views file (kvviz.audit.views_file describes the format)"
     )
-    audit.add_argument("--json", type=Path, metavar="OUT", help="also write the findings as JSON")
+    audit.add_argument("-v", "--verbose", action="store_true", help="also print every finding")
+    audit.add_argument("--json", type=Path, metavar="OUT", help="also write findings and diagnoses as JSON")
     audit.add_argument("--html", type=Path, metavar="OUT", help="also write a page with a map for each finding")
     audit.set_defaults(run=_audit)
 
@@ -99,34 +119,82 @@ def _fetch(options: argparse.Namespace) -> int:
 
 
 def _audit(options: argparse.Namespace) -> int:
-    from kvviz.audit import views_file
+    from kvviz.audit import diagnosis_text, views_file
 
-    with _at_most(AUDIT_SECONDS):
+    _check_files(options)
+    with _at_most(AUDIT_SECONDS, "the geometry is too irregular to be audited"):
         given = views_file.read(options.file)
         result = given.audit()
-    print(result)
+    diagnoses = _diagnoses(given, result)
+    empty = not given.views
+    _print(diagnosis_text.EMPTY if empty else diagnosis_text.audit_text(result, diagnoses, options.verbose))
     if options.json:
-        _write(options.json, views_file.findings_json(result))
+        _write(options.json, views_file.findings_json(result, diagnoses, empty))
     if options.html:
         from kvviz.show.audit_page import render_html
 
         _write(options.html, render_html(result, given.views, given.claims, options.file.name))
-    return 0 if result.clean else 1
+    return EMPTY if empty else 0 if result.clean else 1
+
+
+def _diagnoses(given: "ViewsFile", result: "Audit") -> tuple:
+    """Return the diagnoses of an audit; none, and a sentence on stderr, if they would take too long."""
+    from kvviz.audit.causes import diagnose
+
+    try:
+        with _at_most(DIAGNOSIS_SECONDS, "the geometry is too irregular to be diagnosed"):
+            return diagnose(given.views, given.claims, result)
+    except (ValueError, MemoryError, OverflowError) as error:
+        print(f"kvviz audit: no diagnosis: {_sentence(error)}", file=sys.stderr)
+        return ()
+
+
+def _check_files(options: argparse.Namespace) -> None:
+    """Raise an OSError if FILE is no regular file, or if an output would overwrite FILE or the other output."""
+    mode = options.file.stat().st_mode if options.file.exists() else stat.S_IFREG  # reading gives the error then
+    if stat.S_ISDIR(mode):
+        raise OSError(f"{options.file} is a folder: give the path of a views file")
+    if not stat.S_ISREG(mode) and options.file.parts[:2] != ("/", "dev"):  # /dev/stdin and /dev/fd may be pipes
+        raise OSError(f"{options.file} is not a regular file: give the path of a views file")
+    paths = {"FILE": options.file, "--json": options.json, "--html": options.html}
+    for (name, path), (other, other_path) in itertools.combinations(paths.items(), 2):
+        if path and other_path and _same_file(path, other_path):
+            raise OSError(f"{other} and {name} are the same file, {other_path}: give {other} another path")
+
+
+def _same_file(path: Path, other: Path) -> bool:
+    """Return True if two paths lead to one file, also through links."""
+    if path.exists() and other.exists():
+        return path.samefile(other)
+    return os.path.realpath(path) == os.path.realpath(other)
+
+
+def _print(text: str) -> None:
+    """Print a text. If the reader of a pipe has gone (``| head -1``), print nothing more and raise nothing."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes stdout again at its end
 
 
 def _write(path: Path, text: str) -> None:
+    """Write a text whole, to the target if ``path`` is a link. A device is written directly: it must stay a device."""
+    target, data = Path(os.path.realpath(path)), text.encode("utf-8")
     try:
-        path.write_text(text, encoding="utf-8")
+        if target.exists() and not target.is_file():
+            target.write_bytes(data)
+        else:
+            write_whole(target, data)
     except OSError as error:
         raise OSError(f"cannot write {path}: {error.strerror}; the findings above are complete") from error
 
 
 @contextmanager
-def _at_most(seconds: int) -> Iterator[None]:
+def _at_most(seconds: int, reason: str) -> Iterator[None]:
     """Raise ValueError after some seconds, if the system has alarms and this is the main thread."""
 
     def give_up(*_) -> None:
-        raise ValueError(f"the geometry is too irregular to be audited within {seconds} s")
+        raise ValueError(f"{reason} within {seconds} s")
 
     if not hasattr(signal, "SIGALRM") or threading.current_thread() is not threading.main_thread():
         yield

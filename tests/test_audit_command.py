@@ -42,7 +42,10 @@ def test_a_warning_alone_is_clean(tmp_path, capsys):
     claim = {"kind": "aligned", "view": "v0", "boundary_bytes": 32, "required": False}
     path = written(tmp_path, [{"shape": [3, 4], "stride": [33, 1]}], [claim])
     assert command.main(["audit", str(path)]) == 0
-    assert "unaligned (warning)" in capsys.readouterr().out
+    told = " ".join(capsys.readouterr().out.split())
+    assert "1 warning remains" in told and 'Not all rows of "v0" start at a multiple of 32 bytes.' in told
+    assert command.main(["audit", str(path), "-v"]) == 0
+    assert "1. unaligned (warning)" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -83,6 +86,88 @@ def test_json_and_html_are_written_and_repeat(tmp_path):
     assert outs[0] == outs[1]
     assert json.loads(outs[0][0])["findings"][0]["kind"] == "collision"
     assert outs[0][1].startswith(b"<!DOCTYPE html>")
+
+
+def test_an_output_never_overwrites_the_input_or_the_other_output(tmp_path, capsys):
+    path = written(tmp_path, [{}])
+    before = path.read_bytes()
+    link, hard, other = tmp_path / "link.json", tmp_path / "hard.json", tmp_path / "other.json"
+    link.symlink_to(path)
+    hard.hardlink_to(path)
+    for option in ("--json", "--html"):
+        for out in (path, link, hard, tmp_path / "." / ".." / tmp_path.name / path.name):
+            assert command.main(["audit", str(path), option, str(out)]) == 2
+            told = capsys.readouterr()
+            assert told.out == "" and f"{option} and FILE are the same file" in told.err and told.err.count("\n") == 1
+    assert command.main(["audit", str(path), "--json", str(other), "--html", str(other)]) == 2
+    assert "--html and --json are the same file" in capsys.readouterr().err
+    assert path.read_bytes() == before and not other.exists()
+
+
+def test_an_output_that_is_a_link_stays_a_link(tmp_path):
+    path, out, link = written(tmp_path, [{}]), tmp_path / "out.json", tmp_path / "link.json"
+    link.symlink_to(out)
+    assert command.main(["audit", str(path), "--json", str(link)]) == 0
+    assert link.is_symlink() and json.loads(out.read_text())["clean"] is True
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["link.json", "out.json", "views.json"]
+    assert command.main(["audit", str(path), "--json", os.devnull]) == 0
+    assert not Path(os.devnull).is_file()
+
+
+def test_a_file_without_views_is_empty_and_not_clean(tmp_path, capsys):
+    path, out = written(tmp_path, []), tmp_path / "out.json"
+    assert command.main(["audit", str(path), "--json", str(out)]) == 4
+    assert capsys.readouterr().out.startswith("empty: the file has no views")
+    told = json.loads(out.read_text())
+    assert (told["clean"], told["empty"]) == (False, True)
+
+
+def test_a_folder_or_a_pipe_is_no_views_file(tmp_path, capsys):
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    assert command.main(["audit", str(fifo)]) == 2
+    assert command.main(["audit", str(tmp_path)]) == 2
+    told = capsys.readouterr().err.splitlines()
+    assert told == [
+        f"kvviz audit: {fifo} is not a regular file: give the path of a views file",
+        f"kvviz audit: {tmp_path} is a folder: give the path of a views file",
+    ]
+
+
+def test_a_pipe_that_closes_early_keeps_the_status(tmp_path):
+    for nbytes, status in ((3, 1), (4, 0)):
+        out = tmp_path / f"{nbytes}.json"
+        order = [
+            sys.executable,
+            "-m",
+            "kvviz",
+            "audit",
+            str(written(tmp_path, [{}], nbytes=nbytes)),
+            "--json",
+            str(out),
+        ]
+        reader, writer = os.pipe()
+        os.close(reader)
+        done = subprocess.run(order, cwd=ROOT, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60)
+        os.close(writer)
+        assert (done.returncode, done.stderr) == (status, "")
+        assert json.loads(out.read_text())["version"] == 2
+
+
+def test_json_carries_the_diagnoses(tmp_path):
+    views = [{"name": "content", "shape": [4, 24], "stride": [32, 1]}]
+    views += [{"name": "sent", "shape": [4, 20], "stride": [32, 1]}]
+    claims = [{"kind": "covers", "extent": "sent", "content": ["content"]}]
+    path, out = written(tmp_path, views, claims, nbytes=128), tmp_path / "out.json"
+    assert command.main(["audit", str(path), "--json", str(out)]) == 1
+    told = json.loads(out.read_text())
+    (one,) = told["diagnoses"]
+    assert set(one) == {"cause", "text", "effect", "views", "findings", "repair", "repaired", "proved", "others"}
+    assert (one["views"], one["findings"], one["proved"]) == (["sent"], [0], True)
+    given = json.loads(path.read_text())
+    given["views"] = [view for view in given["views"] if view["name"] != "sent"] + one["repaired"]["views"]
+    path.write_text(json.dumps(given))
+    assert command.main(["audit", str(path)]) == 0
 
 
 def test_too_much_work_is_given_up(tmp_path, capsys, monkeypatch):

@@ -25,8 +25,9 @@ from pathlib import Path
 from typing import Any, get_args
 
 from kvviz.audit.audit import audit_views
+from kvviz.audit.causes import Diagnosis
 from kvviz.audit.claims import BelongsAt, Claim
-from kvviz.audit.findings import Audit
+from kvviz.audit.findings import Audit, Finding
 from kvviz.audit.view import Storage, View
 from kvviz.audit.views_schema import MAX_FILE_BYTES, SCHEMA, ViewsFileError, parsed, shown
 
@@ -242,7 +243,26 @@ def _renamed(claim: Claim, number: int, renamed: Mapping[str, str]) -> Claim:
     return replace(claim, **changes)
 
 
-def findings_json(result: Audit) -> str:
-    """Return an audit as JSON: the fields of :class:`~kvviz.audit.findings.Finding` by their own names."""
-    head = {"format": FINDINGS_FORMAT, "version": FINDINGS_VERSION, "clean": result.clean}
-    return json.dumps(head | asdict(result), indent=1, default=int) + "\n"
+def findings_json(result: Audit, diagnoses: Sequence[Diagnosis] = (), empty: bool = False) -> str:
+    """Return an audit as JSON: the fields of the findings and of the diagnoses by their own names.
+
+    In a diagnosis, ``findings`` holds positions in the list of all findings, counted from 0. ``repaired`` holds views
+    as in a views file, and their storages.
+
+    Args:
+        empty: True if the file has no views. Then ``clean`` is false, because nothing was audited.
+    """
+    positions = {finding: number for number, finding in enumerate(result.findings)}
+    head = {"format": FINDINGS_FORMAT, "version": FINDINGS_VERSION, "clean": result.clean and not empty, "empty": empty}
+    made = {"diagnoses": [_diagnosis_record(one, positions) for one in diagnoses]}
+    return json.dumps(head | made | asdict(result), indent=1, default=int) + "\n"
+
+
+def _diagnosis_record(one: Diagnosis, positions: Mapping[Finding, int]) -> dict:
+    storages = dict.fromkeys(view.storage for view in one.repaired)
+    repaired = {"storages": [asdict(storage) for storage in storages], "views": list(map(_view_record, one.repaired))}
+    return {
+        "cause": one.cause, "text": one.text, "effect": one.effect, "views": one.views,
+        "findings": [positions[finding] for finding in one.findings],
+        "repair": one.repair, "repaired": repaired, "proved": one.proved, "others": one.others,
+    }  # fmt: skip

@@ -1,0 +1,240 @@
+"""Recognise why a view is wrong, by comparing its numbers with the numbers of the place where it belongs.
+
+Example: scale views step 33,792 bytes per block, and their data step 24 times as far. 33,792 bytes are the size of one
+dense layer. So the strides were computed from the shape of one layer.
+
+Each rule takes a wrong view, its rightful place and the other views. It returns a guess, or None if its mistake does
+not give these numbers. A rule looks at strides, offsets and sizes.
+"""
+
+from collections.abc import Sequence
+
+from kvviz.audit.guesses import (
+    Guess,
+    Surroundings,
+    axis_name,
+    block_axis,
+    moved_to,
+    other_half,
+    start_of,
+    steps_of,
+)
+from kvviz.audit.view import View
+
+
+def wrong_unit(view: View, place: View, around: Surroundings) -> Guess | None:
+    """Return a guess if bytes were used as elements, or elements as bytes: numbers differ by the size of an element."""
+    size = view.itemsize
+    if size == 1:
+        return None
+    ours, right = (start_of(view), *steps_of(view)), (start_of(place), *steps_of(place))
+    for name, factor_ours, factor_right in (("bytes for elements", 1, size), ("elements for bytes", size, 1)):
+        differing = [a != b for a, b in zip(ours, right, strict=True)]
+        scaled = [a * factor_ours == b * factor_right for a, b in zip(ours, right, strict=True)]
+        steps_scaled, offset_scaled = all(scaled[1:]) and any(differing[1:]), scaled[0] and differing[0]
+        if (steps_scaled and (scaled[0] or not differing[0])) or (offset_scaled and not any(differing[1:])):
+            what = "strides and offset" if steps_scaled and offset_scaled else "strides" if steps_scaled else "offset"
+            facts = {"itemsize": size, "taken": name, "what": what}
+            return Guess("element_size", view.name, moved_to(view, place), facts, (name, what, size))
+    return None
+
+
+def swapped_halves(view: View, place: View, around: Surroundings) -> Guess | None:
+    """Return a guess if a K view lies where the V view of its layer belongs, or the reverse."""
+    other = other_half(view.name)
+    if other is None or other not in around.views:
+        return None
+    there = around.place(other)
+    if (start_of(view), steps_of(view), view.storage) == (start_of(there), steps_of(there), there.storage):
+        return Guess("kv_swapped", view.name, moved_to(view, place), {"other": other, "start": start_of(view)})
+    return None
+
+
+def swapped_axes(view: View, place: View, around: Surroundings) -> Guess | None:
+    """Return a guess if axes are in another order: tokens and heads, or K/V and blocks."""
+    ours, right = steps_of(view), steps_of(place)
+    if start_of(view) != start_of(place):
+        return None
+    wrong = [axis for axis in range(len(ours)) if ours[axis] != right[axis]]
+    if len(wrong) == 2:
+        a, b = sorted(wrong, key=lambda axis: abs(right[axis]))  # a is the inner axis of the rightful place
+        exchanged = ours[a] == right[b] and ours[b] == right[a]
+        reordered = ours[b] == right[a] and ours[a] == right[a] * view.shape[b] and right[b] == right[a] * view.shape[a]
+        if not (exchanged or reordered):
+            return None
+        names = {axis_name(view, a), axis_name(view, b)}
+        cause = "token_head_order" if names == {"token", "head"} else "kv_order" if "kv" in names else "axis_order"
+        facts = {"inner": axis_name(view, b), "outer": axis_name(view, a), "step": ours[b], "belongs": right[b]}
+        return Guess(cause, view.name, moved_to(view, place), facts, tuple(sorted(names)))
+    if len(wrong) > 2 and sorted(ours) == sorted(right):
+        facts = {"inner": ", ".join(axis_name(view, axis) for axis in wrong), "outer": "", "step": 0, "belongs": 0}
+        return Guess("axis_order", view.name, moved_to(view, place), facts, ("several",))
+    return None
+
+
+def from_shape(view: View, place: View, around: Surroundings) -> Guess | None:
+    """Return a guess if the strides follow from the shape alone, as in a dense buffer of one layer (vLLM 48412)."""
+    ours, right = steps_of(view), steps_of(place)
+    if ours == right:
+        return None
+    for halves in (1, 2):  # a dense block holds K only, or K and V
+        if _dense(view, halves) != ours:
+            continue
+        wrong = [axis for axis in range(len(ours)) if ours[axis] != right[axis]]
+        axis = block_axis(view) if block_axis(view) in wrong else wrong[0]
+        step, belongs, (page, layers) = ours[axis], right[axis], around.page(place)
+        factor = belongs // step if step and belongs % step == 0 else 0
+        facts = {"step": step, "belongs": belongs, "axis": axis_name(view, axis), "factor": factor,
+                 "page": page, "layers": layers}  # fmt: skip
+        return Guess("from_shape", view.name, moved_to(view, place), facts)
+    return None
+
+
+def _dense(view: View, halves: int) -> tuple[int, ...]:
+    """Return the steps of a dense layout of the view's shape, from the step of its innermost axis outwards."""
+    ours = steps_of(view)
+    inner = [axis for axis in range(len(ours)) if ours[axis]]
+    if not inner:
+        return ()
+    step, made = ours[inner[-1]], [0] * len(ours)
+    for axis in reversed(inner):
+        if axis == inner[0] and len(inner) > 1:
+            step *= halves
+        made[axis] = step
+        step *= view.shape[axis]
+    return tuple(made)
+
+
+def block_step(view: View, place: View, around: Surroundings) -> Guess | None:
+    """Return a guess if only the distance between blocks is wrong: layers, padding or another block size."""
+    axis, ours, right = block_axis(view), steps_of(view), steps_of(place)
+    if axis is None or not ours[axis] or start_of(view) != start_of(place):
+        return None
+    if any(a != b for n, (a, b) in enumerate(zip(ours, right, strict=True)) if n != axis) or ours == right:
+        return None
+    step, belongs = ours[axis], right[axis]
+    page, layers = around.page(place)
+    content = around.content_bytes(place)
+    facts = {"step": step, "belongs": belongs, "page": page, "layers": layers, "content": content}
+    repaired = moved_to(view, place)
+    if layers > 1 and step % page == 0 and 0 < step // page != layers:
+        facts |= {"counted": step // page, "axis": axis_name(view, axis), "factor": 0}
+        cause, key = ("from_shape", ()) if step == content else ("layer_count", (step // page,))
+        return Guess(cause, view.name, repaired, facts, key)
+    if step < belongs and step in (content, content * layers):
+        return Guess("padding_left_out", view.name, repaired, facts)
+    if belongs < step and belongs in (content, content * layers):
+        return Guess("padding_left_out", view.name, repaired, {**facts, "reverse": 1}, ("reverse",))
+    if step and (belongs % step == 0 or step % belongs == 0):
+        larger, smaller = max(step, belongs), min(step, belongs)
+        return Guess("block_unit", view.name, repaired, {**facts, "ratio": larger // smaller}, (larger // smaller,))
+    return None
+
+
+def dropped_offset(view: View, place: View, around: Surroundings) -> Guess | None:
+    """Return a guess if only the start is wrong: the start of the storage or of the first layer was used."""
+    if steps_of(view) != steps_of(place) or start_of(view) == start_of(place):
+        return None
+    family = around.family(view.name)
+    starts = around.rightful_starts(view.name)
+    facts = {"start": start_of(view), "belongs": start_of(place), "first": starts[0]}
+    repaired = moved_to(view, place)
+    if len(family) > 1 and start_of(view) == starts[0]:
+        same = sum(start_of(one) == start_of(view) for one in family)
+        cause = "offset_dropped" if view.role == "scale" or same < len(family) else "one_base"
+        return Guess(cause, view.name, repaired, {**facts, "views": same}, ())
+    share = _shared_section(view, place, family, around)
+    if share:
+        return Guess("rank_sections", view.name, repaired, {**facts, **share}, (share["ranks"],))
+    base = around.first_start(view)
+    if base > 0 and start_of(view) == start_of(place) - base:
+        return Guess("offset_dropped", view.name, repaired, {**facts, "base": base}, ("storage",))
+    return None
+
+
+def _shared_section(view: View, place: View, family: Sequence[View], around: Surroundings) -> dict | None:
+    """Return how many ranks hold one section, if view n lies at section n instead of section n // ranks."""
+    if len(family) < 2:
+        return None
+    ours = [start_of(one) for one in family]
+    right = [start_of(around.place(one.name)) for one in family]
+    section = ours[1] - ours[0]
+    if section <= 0 or ours != [ours[0] + n * section for n in range(len(ours))]:
+        return None
+    for ranks in range(2, len(family) + 1):
+        if right == [right[0] + n // ranks * section for n in range(len(right))]:
+            return {"ranks": ranks, "section": section}
+    return None
+
+
+def scale_region(view: View, place: View, around: Surroundings) -> Guess | None:
+    """Return a guess if scales were taken for one dense region, but each lies in its cell; or the reverse."""
+    if view.role != "scale":
+        return None
+    ours, right = steps_of(view), steps_of(place)
+    inner = [axis for axis in range(len(ours)) if ours[axis] and right[axis]]
+    if not inner:
+        return None
+    dense = min(abs(ours[axis]) for axis in inner) == view.itemsize
+    planar = min(abs(right[axis]) for axis in inner) == place.itemsize
+    if dense == planar:
+        return None
+    facts = {"start": start_of(view), "belongs": start_of(place), "itemsize": view.itemsize,
+             "cell": min(abs(step) for step in (right if dense else ours) if step)}  # fmt: skip
+    kind = "region" if dense else "cell"
+    return Guess("scale_region", view.name, moved_to(view, place), {**facts, "taken": kind}, (kind,))
+
+
+def kv_packing(view: View, place: View, around: Surroundings) -> Guess | None:
+    """Return a guess if K and V were taken for two halves of a block, but alternate cell by cell; or the reverse."""
+    other = other_half(view.name)
+    if other is None or other not in around.views:
+        return None
+    ours, right = steps_of(view), steps_of(place)
+    inner = [axis for axis in range(len(ours)) if ours[axis] and axis != block_axis(view)]
+    pairs = [(ours[axis], right[axis]) for axis in inner if axis_name(view, axis) != "byte"]
+    if not pairs:
+        return None
+    if all(b == 2 * a for a, b in pairs):
+        taken = "split"
+    elif all(a == 2 * b for a, b in pairs):
+        taken = "packed"
+    else:
+        return None
+    facts = {"step": min(a for a, _ in pairs), "belongs": min(b for _, b in pairs), "taken": taken}
+    return Guess("kv_packing", view.name, moved_to(view, place), facts, (taken,))
+
+
+def other_number(view: View, place: View, around: Surroundings) -> Guess | None:
+    """Return a guess that names the last wrong number, for a view that no known mistake explains."""
+    if view.storage != place.storage:
+        facts = {"what": "storage", "is": view.storage.name, "belongs": place.storage.name}
+        return Guess("other_number", view.name, moved_to(view, place), facts, ("storage",))
+    ours, right = (start_of(view), *steps_of(view)), (start_of(place), *steps_of(place))
+    wrong = [number for number, (a, b) in enumerate(zip(ours, right, strict=True)) if a != b]
+    if not wrong:
+        return None
+    number = wrong[-1]
+    what = "start" if number == 0 else f"step along {axis_name(view, number - 1)}"
+    facts = {"what": what, "is": ours[number], "belongs": right[number]}
+    difference = ours[number] - right[number]
+    return Guess("other_number", view.name, moved_to(view, place), facts, (what, difference, len(wrong)))
+
+
+PLACE_RULES = (
+    swapped_halves,
+    swapped_axes,
+    wrong_unit,
+    scale_region,
+    from_shape,
+    block_step,
+    dropped_offset,
+    kv_packing,
+)
+"""All rules for a view whose rightful place is known, the surest first."""
+
+
+def explain_place(view: View, place: View, around: Surroundings) -> list[Guess]:
+    """Return every guess that fits a misplaced view, the surest first; none only if no number is wrong."""
+    found = [guess for rule in PLACE_RULES if (guess := rule(view, place, around))]
+    return found or [guess for guess in (other_number(view, place, around),) if guess]

@@ -1,0 +1,353 @@
+"""The causes that a diagnosis can name: one record each, with a function that writes the sentences with the numbers.
+
+Example: ``The width leaves out the scales. "copied" takes 128 bytes per block. A block has 192 bytes, of which 64 are
+scales.`` The first sentence is what happened. The numbers follow.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from kvviz.audit.guesses import Guess, family_of, one_of_each, start_of
+from kvviz.audit.repair_words import counted, joined
+from kvviz.audit.view import View
+
+
+@dataclass(frozen=True)
+class Cause:
+    """One kind of mistake.
+
+    Attributes:
+        name: a short name for programs, for example ``from_shape``.
+        meaning: the mistake in one line.
+        lesson: the number of the notebook that explains the mistake.
+        tell: a function that writes the sentences with the numbers of some guesses about some views.
+        like: a public report of the same mistake, for example ``vLLM 48412``; empty if there is none in the case book.
+        apart: what tells this cause from others that fit the same numbers.
+        advice: what to do if the numbers do not show a repair.
+    """
+
+    name: str
+    meaning: str
+    lesson: str
+    tell: Callable[[Sequence[Guess], "_Who"], str]
+    like: str = ""
+    apart: str = ""
+    advice: str = ""
+
+
+def tell(cause: str, guesses: Sequence[Guess], views: Sequence[View]) -> str:
+    """Return the sentences for guesses of one cause about the wrong ``views``."""
+    return CAUSES[cause].tell(guesses, _Who(tuple(views)))
+
+
+@dataclass(frozen=True)
+class _Who:
+    """The wrong views as the subject of a sentence."""
+
+    views: tuple[View, ...]
+
+    def __str__(self) -> str:
+        """Return ``"copied"``, ``"layer n segment" (3 views)`` or ``160 scale views``."""
+        if len(self.views) == 1:
+            return f'"{self.views[0].name}"'
+        if len({family_of(view.name) for view in self.views}) == 1:
+            return f'"{one_of_each(self.views)}" ({len(self.views)} views)'
+        scales = all(view.role == "scale" for view in self.views)  # other roles are often not set
+        return f"{len(self.views):,} {'scale views' if scales else 'views'}"
+
+    def verb(self, many: str) -> str:
+        """Return a verb in the number of the subject: ``steps`` or ``step``."""
+        if len(self.views) > 1:
+            return many
+        return {"are": "is", "were": "was", "have": "has"}.get(many, f"{many}s")
+
+    @property
+    def starts(self) -> str:
+        """Return the first bytes of the views: ``at byte 128 or 17,024``."""
+        return f"at byte {_range([start_of(view) for view in self.views])}"
+
+
+def _range(values: Sequence[int]) -> str:
+    found = sorted(set(values))
+    if len(found) <= 2:
+        return " or ".join(f"{value:,}" for value in found)
+    return f"{found[0]:,} to {found[-1]:,}"
+
+
+def _fact(guesses: Sequence[Guess], name: str) -> str:
+    return _range([guess.facts[name] for guess in guesses])
+
+
+def _bytes(guesses: Sequence[Guess], name: str) -> str:
+    """Return a fact of the guesses as bytes: ``1 byte``, ``2,048 bytes``, ``1 or 2 bytes``."""
+    values = {guess.facts[name] for guess in guesses}
+    return counted(values.pop(), "byte") if len(values) == 1 else f"{_fact(guesses, name)} bytes"
+
+
+def _from_shape(guesses: Sequence[Guess], who: _Who) -> str:
+    facts = guesses[0].facts
+    factors = {guess.facts["factor"] for guess in guesses}
+    if facts["layers"] > 1 and facts["layers"] * facts["page"] == facts["belongs"]:
+        why = f" ({facts['layers']} layers of {counted(facts['page'], 'byte')})"
+    elif len(factors) == 1 and facts["factor"] > 1:
+        why = f", {facts['factor']} times as far"
+    else:
+        why = ""
+    they = "It" if len(who.views) == 1 else "They"
+    return (
+        f"The strides of {who} were computed from the shape, as if each layer had a dense buffer of its own. "
+        f"{they} {who.verb('start')} {who.starts} and {who.verb('step')} {_bytes(guesses, 'step')} per "
+        f"{facts['axis']}. The step must be {_bytes(guesses, 'belongs')}{why}."
+    )
+
+
+def _offset_dropped(guesses: Sequence[Guess], who: _Who) -> str:
+    return (
+        f"The storage offset was dropped. {who} {who.verb('start')} {who.starts} and {who.verb('belong')} at byte "
+        f"{_fact(guesses, 'belongs')}. The strides are right."
+    )
+
+
+def _one_base(guesses: Sequence[Guess], who: _Who) -> str:
+    if any("twin" in guess.facts for guess in guesses):
+        return (
+            f"Only one entry per start address was kept. {who} {who.verb('have')} the start and the width of "
+            f'"{guesses[0].facts["twin"]}": {_bytes(guesses, "width")} per block. '
+            f"The content has {_bytes(guesses, 'owed')} per block."
+        )
+    return f"One base address was used for several layers. {who} {who.verb('start')} {who.starts}."
+
+
+def _layer_count(guesses: Sequence[Guess], who: _Who) -> str:
+    facts = guesses[0].facts
+    if "width" in facts:
+        return (
+            f"The page size was multiplied by the number of layers. {who} {who.verb('take')} "
+            f"{_bytes(guesses, 'width')} per block, which is {counted(facts['counted'], 'page')} of "
+            f"{counted(facts['page'], 'byte')}. A block there holds only 1 layer."
+        )
+    return (
+        f"The block stride counts a wrong number of layers. {who} {who.verb('step')} {_bytes(guesses, 'step')} per "
+        f"block, which is {counted(facts['counted'], 'page')} of {counted(facts['page'], 'byte')}. A block holds "
+        f"{counted(facts['layers'], 'layer')}, so the step must be {_bytes(guesses, 'belongs')}."
+    )
+
+
+def _padding(guesses: Sequence[Guess], who: _Who) -> str:
+    added = any("reverse" in guess.facts for guess in guesses)
+    return (
+        f"Padding was {'added to' if added else 'left out of'} the block stride. {who} {who.verb('step')} "
+        f"{_bytes(guesses, 'step')} per block. {'Without' if added else 'With'} padding, blocks lie "
+        f"{_bytes(guesses, 'belongs')} apart."
+    )
+
+
+def _kv_swapped(guesses: Sequence[Guess], who: _Who) -> str:
+    first = guesses[0]
+    more = f" This holds for {len(who.views)} views." if len(who.views) > 1 else ""
+    return (
+        f'K and V are exchanged. "{first.view}" lies exactly where "{first.facts["other"]}" belongs, from byte '
+        f"{first.facts['start']:,} on.{more}"
+    )
+
+
+def _order(guesses: Sequence[Guess], who: _Who) -> str:
+    facts = guesses[0].facts
+    if not facts["outer"]:
+        return f"The axes {facts['inner']} are in the wrong order in {who}. Each axis has the step of another one."
+    return (
+        f"The axes {facts['inner']} and {facts['outer']} are exchanged in {who}. The step along {facts['inner']} is "
+        f"{_bytes(guesses, 'step')} and must be {_bytes(guesses, 'belongs')}."
+    )
+
+
+def _kv_packing(guesses: Sequence[Guess], who: _Who) -> str:
+    facts = guesses[0].facts
+    if facts["taken"] == "double":
+        return (
+            f"The width counts a V half that does not exist. {who} {who.verb('take')} {_bytes(guesses, 'width')} per "
+            f"block, twice the content of {_bytes(guesses, 'owed')}."
+        )
+    if "width" in facts:
+        return (
+            f"K and V of a block were taken as one range of bytes, but they lie in separate halves. {who} "
+            f"{who.verb('take')} {_bytes(guesses, 'width')} per block. From the first byte of K to the last byte of V "
+            f"there are {_bytes(guesses, 'owed')}."
+        )
+    split = "K and V were taken for two halves of a block, but K cells and V cells alternate."
+    packed = "K cells and V cells were taken to alternate, but K and V are two halves of a block."
+    return (
+        f"{split if facts['taken'] == 'split' else packed} {who} {who.verb('step')} {_bytes(guesses, 'step')} from "
+        f"cell to cell. The step must be {_bytes(guesses, 'belongs')}."
+    )
+
+
+def _width(guesses: Sequence[Guess], who: _Who) -> str:
+    return (
+        f"The width leaves out the scales. {who} {who.verb('take')} {_bytes(guesses, 'width')} per block. "
+        f"A block has {_bytes(guesses, 'owed')}, of which {_fact(guesses, 'missing')} are scales."
+    )
+
+
+def _step_for_length(guesses: Sequence[Guess], who: _Who) -> str:
+    return (
+        f"The distance between blocks was used as a length. {who} {who.verb('take')} {_bytes(guesses, 'width')} per "
+        f"block. The content of a block has only {_bytes(guesses, 'owed')}."
+    )
+
+
+def _block_unit(guesses: Sequence[Guess], who: _Who) -> str:
+    steps = [guess for guess in guesses if "count" not in guess.facts]
+    facts = (steps or guesses)[0].facts
+    if "count" in facts:
+        per_id = f", {facts['ratio']} per id" if facts["ratio"] > 1 else ""
+        parts = []
+        if facts["count"] > facts["held"]:
+            have = "id has" if facts["held"] == 1 else "ids have"
+            parts.append(f"{facts['count']:,} ids are used, but only {facts['held']:,} {have} a place "
+                         f"({counted(facts['blocks'], 'block')}{per_id}).")  # fmt: skip
+        if facts["step"] and facts["step"] != facts["belongs"]:
+            parts.append(f"One id is taken for {facts['step']:,} bytes, and has {facts['belongs']:,} bytes.")
+        return f"The ids of {who} count in another unit. {' '.join(parts)}"
+    if facts.get("width", facts.get("owed")) != facts.get("owed"):
+        return (
+            f"The block ids were converted to smaller blocks, but the length was not. {who} {who.verb('take')} "
+            f"{_bytes(steps, 'width')} per id, {facts['ratio']} times the {_bytes(steps, 'owed')} of a block."
+        )
+    return (
+        f"The block ids count in another unit. {who} {who.verb('step')} {_bytes(steps, 'step')} per id, and one id "
+        f"stands for {_bytes(steps, 'belongs')}. The ratio is {facts['ratio']}."
+    )
+
+
+def _sections(guesses: Sequence[Guess], who: _Who) -> str:
+    return (
+        f"Several sections of a page were sliced as one range. {who} {who.verb('have')} "
+        f"{_bytes(guesses, 'part')}{' each' if len(who.views) > 1 else ''}, which is the right number. But the bytes "
+        f"belong to several sections."
+    )
+
+
+def _rank_sections(guesses: Sequence[Guess], who: _Who) -> str:
+    return (
+        f"Each rank got a section of its own, but {guesses[0].facts['ranks']} ranks hold the same heads. {who} "
+        f"{who.verb('start')} {who.starts} and {who.verb('belong')} at byte {_fact(guesses, 'belongs')}."
+    )
+
+
+def _region(guesses: Sequence[Guess], who: _Who) -> str:
+    facts = guesses[0].facts
+    if facts["taken"] == "pool":
+        return (
+            f"All scales lie in one region behind the data of all blocks. Other views of the same storage expect each "
+            f"block in one piece, with its scales. The scales start at byte {facts['start']:,}; the scales of block 0 "
+            f"belong at byte {facts['belongs']:,}."
+        )
+    region = "The scales were taken to lie in one region of their own, but each scale lies in its cell."
+    cell = "The scales were taken to lie in their cells, but they lie in one region of their own."
+    return (
+        f"{region if facts['taken'] == 'region' else cell} {who} {who.verb('start')} {who.starts} and "
+        f"{who.verb('belong')} at byte {_fact(guesses, 'belongs')}."
+    )
+
+
+def _element(guesses: Sequence[Guess], who: _Who) -> str:
+    facts = guesses[0].facts
+    large = facts["taken"] == "bytes for elements"
+    mistake = "Bytes were used as elements" if large else "Elements were used as bytes"
+    return (
+        f"{mistake}. The {facts['what']} of {who} {'is' if facts['what'] == 'offset' else 'are'} "
+        f"{facts['itemsize']} times too {'large' if large else 'small'}, because an element has "
+        f"{counted(facts['itemsize'], 'byte')}."
+    )
+
+
+def _other(guesses: Sequence[Guess], who: _Who) -> str:
+    facts = guesses[0].facts
+    wrong, right = (f"{value:,}" if isinstance(value, int) else value for value in (facts["is"], facts["belongs"]))
+    first = "" if len(who.views) == 1 else f' of "{guesses[0].view}"'
+    more = "" if len(who.views) == 1 else f" {len(who.views) - 1} more differ in the same way."
+    return f"The {facts['what']} of {who} is wrong. The number{first} is {wrong} and must be {right}.{more}"
+
+
+def _address(guesses: Sequence[Guess], who: _Who) -> str:
+    return f"{guesses[0].facts['type']} is too narrow for addresses. {who} has addresses that it cannot hold exactly."
+
+
+def _unaligned(guesses: Sequence[Guess], who: _Who) -> str:
+    facts = guesses[0].facts
+    step = f", and rows lie {counted(facts['step'], 'byte')} apart" if facts["step"] else ""
+    return (
+        f"Not all rows of {who} start at a multiple of {counted(facts['boundary'], 'byte')}. The first row starts at "
+        f"byte {facts['start']:,}{step}."
+    )
+
+
+def _undeclared(guesses: Sequence[Guess], who: _Who) -> str:
+    readings = [f'"{name}"' for name in guesses[0].facts["readings"]]
+    return f"The shape of {who} can be read in {len(readings)} ways, and none is declared: {joined(readings, 'or')}."
+
+
+def _padding_slot(guesses: Sequence[Guess], who: _Who) -> str:
+    facts = guesses[0].facts
+    where = "before the first row" if facts["slot"] < 0 else f"on the last row (slot {facts['slot']:,})"
+    return (
+        f'The slot of a padding token (-1) was used as an index. {who} writes {where} of "{facts["cache"]}", at byte '
+        f"{facts['start']:,}. A padding token must write nothing."
+    )
+
+
+def _copy(guesses: Sequence[Guess], who: _Who) -> str:
+    facts = guesses[0].facts
+    steps = f" {who} {who.verb('step')} {facts['step']:,} bytes per block, and the source steps {facts['belongs']:,}."
+    return f"The two sides of a copy differ.{steps if facts['step'] != facts['belongs'] else ''}"
+
+
+_LIST = (
+    Cause("from_shape", "Strides were computed from the shape, as if the buffer were dense.", "04", _from_shape,
+          "vLLM 48412", "strides computed from the shape: then padding or more layers lead to the same mistake"),
+    Cause("offset_dropped", "The storage offset was dropped.", "04", _offset_dropped,
+          apart="offset dropped: then one layer alone in a buffer is right"),
+    Cause("one_base", "One base address was used for several layers.", "09", _one_base,
+          "vLLM 57661", "one base address: then the list of regions has one entry for several layers"),
+    Cause("layer_count", "A stride or a width counts a wrong number of layers.", "09", _layer_count,
+          "vllm-gaudi 1201", "wrong number of layers: then the number changes with the number of layers of the model"),
+    Cause("padding_left_out", "Padding was left out of a stride, or added to one.", "09", _padding,
+          "kvcached 399", "padding left out: then a cache without padding is right"),
+    Cause("kv_swapped", "K and V were exchanged.", "09", _kv_swapped,
+          apart="K and V exchanged: then keys are read as values"),
+    Cause("token_head_order", "Tokens and heads were exchanged (NHD and HND).", "02", _order,
+          "vLLM 55904", "tokens and heads exchanged: then a cache with one head is right"),
+    Cause("kv_order", "The K/V axis was taken to lie elsewhere.", "09", _order,
+          "LMCache 2495", "K/V axis elsewhere: then a cache with one block is right"),
+    Cause("axis_order", "The axes are in another order.", "02", _order,
+          "vLLM 50084", "other order of axes: then the same bytes are used in another order"),
+    Cause("kv_packing", "K and V alternate cell by cell, but were taken for two halves, or the reverse.", "02",
+          _kv_packing, "kvcached 391", "packed taken for split: then a version with the other packing is right"),
+    Cause("width_without_scales", "A width leaves out the scales.", "08", _width,
+          "vLLM 48411", "width without scales: then a cache without scales is right"),
+    Cause("step_for_length", "The distance between blocks was used as a length.", "08", _step_for_length,
+          "vLLM 50276", "distance used as length: then a buffer per layer is right"),
+    Cause("block_unit", "Block ids count in another unit: kernel block, manager block or token.", "09", _block_unit,
+          "vLLM 28677", "other unit of block ids: then equal block sizes are right"),
+    Cause("sections", "Several sections of a page were sliced as one range.", "09", _sections,
+          "TensorRT-LLM 6507", "sections sliced as one: then a page with one section is right"),
+    Cause("rank_sections", "Ranks that share heads got sections of their own.", "09", _rank_sections,
+          "sglang 19086", "shared heads: then as many ranks as heads are right"),
+    Cause("scale_region", "Scales were taken to lie in a region of their own, or in their cells.", "09", _region,
+          "vLLM 46329", "scale region: then a release that keeps scales in the other place is right"),
+    Cause("element_size", "Bytes were used as elements, or elements as bytes.", "02", _element,
+          apart="bytes used as elements: then a cache of one-byte elements is right"),
+    Cause("padding_slot", "A padding slot was used as an index.", "09", _padding_slot,
+          apart="padding slot: then batches without padding are right"),
+    Cause("address_width", "A number type is too narrow for the addresses.", "09", _address,
+          "vllm-ascend-deepseekv4 90", "address width: then a small cache is right"),
+    Cause("unaligned_rows", "Rows do not start at the boundary.", "10", _unaligned, "vLLM 45466"),
+    Cause("undeclared", "A shape can be read in several ways.", "09", _undeclared, "LMCache 4467",
+          advice="Name the reading that is meant in the field declared of the claim."),
+    Cause("copy_steps", "The two sides of a copy differ.", "08", _copy),
+    Cause("other_number", "A number is wrong, and no known mistake explains it.", "09", _other),
+)  # fmt: skip
+
+CAUSES = {cause.name: cause for cause in _LIST}
+"""Every cause by name."""

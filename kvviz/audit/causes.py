@@ -1,0 +1,273 @@
+"""From many findings to the mistakes behind them, each with a repair that was audited.
+
+One mistake often gives many findings: scale views that were computed from the shape give one collision, and one
+misplaced view per layer and half. :func:`diagnose` groups the findings by mistake and names each mistake with the
+numbers that prove it. It repairs the views or the claim, and audits the repaired set. A repair is called proved only if
+this audit has no error about the repaired views.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from kvviz.audit.audit import audit_views
+from kvviz.audit.cause_rules import explain_place
+from kvviz.audit.cause_words import CAUSES, Cause, tell
+from kvviz.audit.claims import (
+    Addressed,
+    Aligned,
+    BelongsAt,
+    Claim,
+    Covers,
+    Declared,
+    Follows,
+    Maps,
+    SameBytes,
+    StepAlike,
+)
+from kvviz.audit.collision_rules import explain_overlap
+from kvviz.audit.extent_rules import explain_extent
+from kvviz.audit.findings import Audit, Finding
+from kvviz.audit.guesses import Guess, Surroundings, natural, steps_of
+from kvviz.audit.repair_words import counted, effect_words, repair_words
+from kvviz.audit.rightful import rightful_place
+from kvviz.audit.view import View
+
+__all__ = ["CAUSES", "UNKNOWN", "Cause", "Diagnosis", "diagnose"]
+
+UNKNOWN = "unknown"
+"""Cause of a diagnosis that holds the findings which no known mistake explains."""
+
+MOST_WORK = 20_000
+"""Work limit of one diagnosis, counted in audited views. 20,000 views take two to four seconds."""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """One mistake that explains some findings of an audit.
+
+    Attributes:
+        cause: the name of the mistake, a name from :data:`CAUSES` or :data:`UNKNOWN`.
+        text: the mistake in a few sentences, with the numbers that prove it.
+        effect: what the mistake does, with numbers of elements and bytes.
+        views: the names of all views that have the mistake, naturally sorted.
+        findings: the findings of the audit that the mistake explains.
+        repair: the repaired numbers in words, or the reason why nothing is repaired.
+        repaired: the repaired views; empty if a claim or the code must change instead of a view.
+        proved: True if the same claims hold for these views after the repairs of all diagnoses.
+        others: other causes that fit the same numbers, each with the fact that would tell them apart.
+    """
+
+    cause: str
+    text: str
+    effect: str
+    views: tuple[str, ...]
+    findings: tuple[Finding, ...]
+    repair: str
+    repaired: tuple[View, ...] = ()
+    proved: bool = False
+    others: tuple[str, ...] = ()
+
+
+class _OutOfWorkError(Exception):
+    """The diagnosis has used up its work limit."""
+
+
+@dataclass
+class _State:
+    """The views and claims with the repairs so far, and the work that is left."""
+
+    views: dict[str, View]
+    claims: list[Claim]
+    work_left: int = MOST_WORK
+
+    def audit(self, views: dict[str, View] | None = None) -> Audit:
+        """Return the audit of the views, or of ``views``. Raise _OutOfWorkError if the work limit is reached."""
+        views = self.views if views is None else views
+        self.work_left -= len(views)
+        if self.work_left < 0:
+            raise _OutOfWorkError
+        return audit_views(list(views.values()), self.claims, witnesses=False)
+
+    def repair(self, guesses: Sequence[Guess]) -> None:
+        """Replace the views and claims of the guesses with the repaired ones."""
+        self.views |= {guess.view: guess.repaired for guess in guesses if guess.repaired is not None}
+        changed = dict(guess.facts["claim"] for guess in guesses if "claim" in guess.facts)
+        self.claims = [changed.get(claim, claim) for claim in self.claims]
+
+    @property
+    def places(self) -> dict[str, View]:
+        """Return the rightful place of each view that has a claim about its place."""
+        claims = [claim for claim in self.claims if isinstance(claim, BelongsAt | Follows)]
+        named = [(claim.view if isinstance(claim, BelongsAt) else claim.scale, claim) for claim in claims]
+        return {name: rightful_place(claim, self.views) for name, claim in named}
+
+
+_Members = dict[tuple, list[tuple[Guess, list[Guess]]]]
+"""Guesses by cause and key: the best guess for each view, and the other guesses that fit."""
+
+
+def diagnose(views: Sequence[View], claims: Sequence[Claim], result: Audit | None = None) -> tuple[Diagnosis, ...]:
+    """Return one diagnosis per mistake, the one that explains most findings first; none for a clean audit.
+
+    Findings that no known mistake explains are in one last diagnosis with the cause :data:`UNKNOWN`.
+
+    Args:
+        result: the audit of these views and claims, if the caller has it already.
+
+    Raises:
+        ValueError: as ``audit_views``.
+    """
+    result = audit_views(views, claims) if result is None else result
+    if not result.findings:
+        return ()
+    named = {view.name: view for view in views}
+    state, groups, left = _State(dict(named), list(claims)), {}, None
+    try:
+        for stage in (_misplaced, _extents, _parts, _numbers, _overlaps):
+            found = list(stage(state, result))
+            for best, *others in found:
+                groups.setdefault((best.cause, best.key), []).append((best, others))
+            state.repair([best for best, *_ in found])
+            if found and state.audit().clean:
+                break
+        left = state.audit()
+    except _OutOfWorkError:
+        pass  # nothing is proved then
+    return _ordered(result, groups, left, named)
+
+
+def _misplaced(state: _State, result: Audit) -> Iterator[list[Guess]]:
+    """Yield guesses for views that are not where a claim states that they belong."""
+    places = state.places
+    wrong = {f.views[0] for f in result.findings if f.kind in ("misplaced", "permuted") and f.views}
+    around = Surroundings(state.views, places)
+    for name in places:
+        if name in wrong and (guesses := explain_place(state.views[name], places[name], around)):
+            yield guesses
+
+
+def _extents(state: _State, result: Audit) -> Iterator[list[Guess]]:
+    """Yield guesses for extents that lack bytes of their block, or take bytes of another block."""
+    wrong = {f.views[0] for f in state.audit().findings if f.kind in ("truncated", "oversized") and f.views}
+    around = Surroundings(dict(state.views), state.places)
+    for claim in state.claims:
+        if isinstance(claim, Covers) and claim.extent in wrong:
+            content = [state.views[name] for name in claim.content]
+            if guesses := explain_extent(state.views[claim.extent], content, around):
+                yield guesses
+
+
+def _parts(state: _State, result: Audit) -> Iterator[list[Guess]]:
+    """Yield guesses for parts that are not the bytes of their whole, and for copies with two different sides."""
+    wrong = {frozenset(f.views) for f in state.audit().findings if len(f.views) == 2}
+    for claim in state.claims:
+        if isinstance(claim, SameBytes) and {claim.part, claim.whole} in wrong:
+            part, whole = state.views[claim.part], state.views[claim.whole]
+            facts = {"part": part.num_elements * part.itemsize, "whole": whole.num_elements * whole.itemsize}
+            yield [Guess("sections", part.name, replace(whole, name=part.name, role=part.role), facts)]
+        if isinstance(claim, StepAlike) and {claim.source, claim.target} in wrong:
+            source, target = state.views[claim.source], state.views[claim.target]
+            facts = {"step": (*steps_of(target), 0)[0], "belongs": (*steps_of(source), 0)[0], "source": source.name}
+            yield [Guess("copy_steps", target.name, None, facts)]
+
+
+def _numbers(state: _State, result: Audit) -> Iterator[list[Guess]]:
+    """Yield guesses for ids, addresses, rows and shapes that do not fit."""
+    wrong = {(f.kind, name) for f in state.audit().findings if len(f.views) < 8 for name in f.views}
+    for claim in state.claims:
+        if isinstance(claim, Maps) and ("index_space", claim.view) in wrong:
+            yield [_ids(claim, state.views[claim.view])]
+        elif isinstance(claim, Addressed) and ("index_space", claim.view) in wrong:
+            facts = {"type": claim.address_type, "claim": (claim, replace(claim, address_type="int64"))}
+            yield [Guess("address_width", claim.view, None, facts)]
+        elif isinstance(claim, Aligned) and ("unaligned", claim.view) in wrong:
+            yield [_rows(claim, state.views[claim.view])]
+        elif isinstance(claim, Declared) and ("ambiguous", claim.view) in wrong:
+            yield [Guess("undeclared", claim.view, None, {"readings": claim.readings})]
+
+
+def _ids(claim: Maps, view: View) -> Guess:
+    blocks = view.shape[0] if view.shape else 1
+    held, step = blocks // claim.ratio, view.stride[0] * view.itemsize * claim.ratio if view.shape else 0
+    better = replace(claim, count=min(claim.count, held), stride_bytes=None if claim.stride_bytes is None else step)
+    facts = {"count": claim.count, "held": held, "blocks": blocks, "ratio": claim.ratio,
+             "step": claim.stride_bytes or 0, "belongs": step, "claim": (claim, better)}  # fmt: skip
+    smaller, larger = sorted((step, claim.stride_bytes or step))
+    ratio = larger // smaller if smaller > 0 else 0
+    return Guess("block_unit", claim.view, None, facts, (ratio if ratio > 1 else claim.name,))
+
+
+def _rows(claim: Aligned, view: View) -> Guess:
+    steps = [abs(step) for step in steps_of(view)[:-1] if step]
+    facts = {"boundary": claim.boundary_bytes, "step": min(steps, default=0), "start": view.offset * view.itemsize}
+    return Guess("unaligned_rows", view.name, _padded_rows(view, claim.boundary_bytes), facts, (claim.boundary_bytes,))
+
+
+def _padded_rows(view: View, boundary: int) -> View | None:
+    """Return the view with rows at multiples of the boundary; None if its start is no multiple of the boundary."""
+    if not view.shape or view.offset * view.itemsize % boundary or boundary % view.itemsize:
+        return None
+    stride, reach = list(view.stride), (view.shape[-1] - 1) * abs(view.stride[-1]) + 1
+    unit = boundary // view.itemsize
+    for axis in sorted(range(len(view.shape) - 1), key=lambda axis: abs(view.stride[axis])):
+        stride[axis] = max(-(-stride[axis] // unit) * unit, -(-reach // unit) * unit)
+        reach = (view.shape[axis] - 1) * stride[axis] + reach
+    made = replace(view, stride=tuple(stride))
+    size = max(view.storage.nbytes, -(-made.span_bytes[1] // boundary) * boundary)
+    return replace(made, storage=replace(view.storage, nbytes=size))
+
+
+def _overlaps(state: _State, result: Audit) -> Iterator[list[Guess]]:
+    """Yield guesses for views that overlap or leave their storage, although no claim states where they belong."""
+    findings = [f for f in state.audit().findings if f.kind in ("collision", "out_of_bounds", "self_overlap")]
+    yield from explain_overlap(state.views, findings, state.audit)
+
+
+_ERRORS, _ALL = ("error",), ("error", "warning")
+"""Severities of which no finding may be left after a repair: warnings count if the mistake gave warnings only."""
+
+
+def _ordered(result: Audit, groups: _Members, left: Audit | None, views: dict[str, View]) -> tuple[Diagnosis, ...]:
+    """Return the diagnoses of the groups, and one more for findings that no group explains."""
+    dirty = {
+        severity: {name for finding in left.findings if finding.severity in severity for name in finding.views}
+        if left is not None
+        else set(views)
+        for severity in (_ERRORS, _ALL)
+    }
+    blamed = {guess.view for members in groups.values() for guess, _ in members}
+    numbers_of: dict[str, list[int]] = {}
+    for number, finding in enumerate(result.findings):
+        extent_alone = finding.kind in ("truncated", "oversized") and finding.views[0] in blamed
+        for name in finding.views[:1] if extent_alone else finding.views:
+            numbers_of.setdefault(name, []).append(number)
+    made, explained = [], set()
+    for (cause, _), members in groups.items():
+        numbers = sorted({number for guess, _ in members for number in numbers_of.get(guess.view, ())})
+        explained.update(numbers)
+        made.append(_diagnosis(cause, members, [result.findings[number] for number in numbers], dirty, views))
+    made.sort(key=lambda one: -len(one.findings))
+    rest = tuple(finding for number, finding in enumerate(result.findings) if number not in explained)
+    if rest:
+        names = tuple(sorted({name for finding in rest for name in finding.views}, key=natural))
+        text = f"No known mistake explains {counted(len(rest), 'finding')}."
+        made.append(Diagnosis(UNKNOWN, text, effect_words(rest, views), names, rest, "No repair is proposed."))
+    return tuple(made)
+
+
+def _diagnosis(cause: str, members: list, findings: list[Finding], dirty: dict, views: dict[str, View]) -> Diagnosis:
+    guesses = sorted((guess for guess, _ in members), key=lambda guess: natural(guess.view))
+    names = tuple(dict.fromkeys(guess.view for guess in guesses))
+    repaired = tuple(guess.repaired for guess in guesses if guess.repaired is not None)
+    claims = [guess.facts["claim"] for guess in guesses if "claim" in guess.facts]
+    severity = _ERRORS if any(finding.severity == "error" for finding in findings) else _ALL
+    proved = bool(repaired or claims) and not dirty[severity] & set(names)
+    repair = repair_words(repaired, claims, views)
+    if not repair:
+        repair = CAUSES[cause].advice or "No repair is proposed: the numbers do not show which repair is meant."
+    elif not proved:
+        repair = f"Not repaired. {repair} was tried, and the same claims do not all hold with it."
+    others = dict.fromkeys(CAUSES[other.cause].apart for _, rest in members for other in rest if other.cause != cause)
+    text = tell(cause, guesses, [views[name] for name in names])
+    return Diagnosis(cause, text, effect_words(findings, views), names, tuple(findings), repair,
+                     repaired if proved else (), proved, tuple(filter(None, others)))  # fmt: skip

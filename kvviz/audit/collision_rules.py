@@ -1,0 +1,143 @@
+"""Explain views that overlap, or leave their storage, if no claim says where they belong.
+
+Without a rightful place, a rule proposes repaired numbers from the neighbours of a view: other layers with the same
+name, the content of a block, the size of the storage. A guess is returned only if the audit of the repaired views has
+fewer findings about these views.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from math import prod
+
+from kvviz.audit.findings import Audit, Finding
+from kvviz.audit.guesses import Guess, Surroundings, block_axis, family_of, start_of, steps_of
+from kvviz.audit.view import View
+
+Audited = Callable[[dict[str, View]], Audit]
+"""Audits a set of views with the claims at hand."""
+
+Proposal = tuple[str, dict, list[View]]
+"""A cause, its facts, and the repaired views."""
+
+
+_KINDS = ("collision", "out_of_bounds", "self_overlap")
+
+
+def explain_overlap(views: Mapping[str, View], findings: Sequence[Finding], audited: Audited) -> Iterator[list[Guess]]:
+    """Yield guesses for the views of the findings, family by family. Each repair has been audited."""
+    state = dict(views)
+    sizes = Counter((family_of(view.name), view.storage.name) for view in state.values())
+    families = dict.fromkeys((family_of(name), state[name].storage.name) for f in findings for name in f.views)
+    for key in sorted(families, key=lambda key: sizes[key] > 1):  # a single view is more often wrong than many
+        before = [finding for finding in audited(state).findings if finding.severity == "error"]
+        wrong = (name for finding in before if finding.kind in _KINDS for name in finding.views)
+        name = next((one for one in wrong if (family_of(one), state[one].storage.name) == key), None)
+        proven = _first_that_helps(state, name, len(before), audited) if name else None
+        if proven:
+            cause, facts, repaired = proven
+            state |= {view.name: view for view in repaired}
+            yield from ([Guess(cause, view.name, view, facts)] for view in repaired)
+
+
+def _first_that_helps(state: dict[str, View], name: str, errors: int, audited: Audited) -> Proposal | None:
+    """Return the first proposal that leaves no error about its views, and fewer errors than before."""
+    for cause, facts, repaired in _proposals(state, name):
+        changed = {view.name: view for view in repaired}
+        after = [finding for finding in audited({**state, **changed}).findings if finding.severity == "error"]
+        if len(after) < errors and not any(changed.keys() & set(finding.views) for finding in after):
+            return cause, facts, repaired
+    return None
+
+
+def padding_slot(state: Mapping[str, View], name: str) -> Proposal | None:
+    """Propose no write, if a row lies at slot -1 of a cache: on the last row, or on the row before the first one."""
+    row = state[name]
+    for cache in state.values():
+        tokens = [axis for axis in (0, 1) if axis < len(cache.shape) - 1]
+        if cache.storage != row.storage or cache.itemsize != row.itemsize or len(tokens) < 2 or cache is row:
+            continue
+        if row.shape[-1:] != cache.shape[-1:] or row.num_elements * prod(cache.shape[:2]) != cache.num_elements:
+            continue
+        last = sum((cache.shape[axis] - 1) * cache.stride[axis] for axis in tokens)
+        for slot, place in ((prod(cache.shape[:2]) - 1, cache.offset + last), (-1, cache.offset - cache.stride[1])):
+            if row.offset == place:
+                facts = {"slot": slot, "cache": cache.name, "start": start_of(row)}
+                return "padding_slot", facts, [replace(row, shape=(0, *row.shape[1:]))]
+    return None
+
+
+def scales_behind_all_data(state: Mapping[str, View], name: str) -> Proposal | None:
+    """Propose scales in their blocks, if a pool has all data first and all scales after the data."""
+    storage = state[name].storage
+    near = [view for view in state.values() if view.storage == storage and view.shape and view.num_elements]
+    for data in (view for view in near if view.role == "data"):
+        for scale in (view for view in near if view.role == "scale" and view.shape[0] == data.shape[0]):
+            data_page, scale_page = (_page_bytes(view) for view in (data, scale))
+            region = start_of(data) + data.shape[0] * data_page
+            if (steps_of(data)[0], steps_of(scale)[0], start_of(scale)) != (data_page, scale_page, region):
+                continue
+            page = data_page + scale_page
+            facts = {"start": start_of(scale), "belongs": start_of(data) + data_page, "taken": "pool",
+                     "itemsize": scale.itemsize, "cell": page}  # fmt: skip
+            return "scale_region", facts, [_placed(data, 0, page, start_of(data)),
+                                           _placed(scale, 0, page, start_of(data) + data_page)]  # fmt: skip
+    return None
+
+
+def _page_bytes(view: View) -> int:
+    return view.num_elements // view.shape[0] * view.itemsize
+
+
+def _proposals(state: dict[str, View], name: str) -> Iterator[Proposal]:
+    """Yield repairs for the family of a view, the likeliest first."""
+    yield from (found for rule in (padding_slot, scales_behind_all_data) if (found := rule(state, name)))
+    view, around = state[name], Surroundings(state)
+    family = around.family(name)
+    axis = block_axis(view)
+    if axis is None:
+        return
+    step, size = abs(steps_of(view)[axis]), view.shape[axis]
+    content = around.content_bytes(view)
+    starts = [start_of(one) for one in family]
+    if len(family) > 1 and len(set(starts)) < len(starts):
+        pages = [content, step // len(family) if step % len(family) == 0 else 0, step * size]
+        for page in dict.fromkeys(page for page in pages if page):
+            for stride in dict.fromkeys((step, page * len(family))):
+                facts = {"views": len(family), "start": starts[0], "belongs": page}
+                placed = [_placed(one, axis, stride, starts[0] + n * page) for n, one in enumerate(family)]
+                yield "one_base", facts, placed
+    for itemsize in {view.itemsize} - {1}:
+        facts = {"itemsize": itemsize, "taken": "bytes for elements", "what": "strides and offset"}
+        if all(number % itemsize == 0 for number in (*view.stride[: len(view.stride) - 1], view.offset)):
+            for one in [family, [view]]:
+                yield "element_size", facts, [_divided(v, itemsize) for v in one]
+    page, layers = around.page(view)
+    whole = view.storage.nbytes // size if size and view.storage.nbytes % size == 0 else 0
+    span = max(starts) - min(starts) + content
+    candidates = {
+        "layer_count": page * layers if layers > 1 else 0,
+        "from_shape": span if len(family) > 1 else 0,
+        "padding_left_out": whole,
+    }
+    for cause, better in candidates.items():
+        if better and better != step:
+            facts = {"step": step, "belongs": better, "page": page, "layers": len(family), "content": content,
+                     "counted": step // page if page else 0, "factor": better // step if step else 0,
+                     "axis": "block"}  # fmt: skip
+            yield cause, facts, [_placed(one, axis, better, start_of(one)) for one in family]
+
+
+def _placed(view: View, axis: int, step: int, start: int) -> View:
+    """Return the view with another block step and start, both in bytes; unchanged numbers stay."""
+    if step % view.itemsize or start % view.itemsize:
+        return view
+    stride = tuple(step // view.itemsize if n == axis else old for n, old in enumerate(view.stride))
+    return replace(view, stride=stride, offset=start // view.itemsize)
+
+
+def _divided(view: View, itemsize: int) -> View:
+    """Return the view with strides and offset divided by the size of an element."""
+    stride = tuple(step // itemsize if n < len(view.stride) - 1 or step % itemsize == 0 else step
+                   for n, step in enumerate(view.stride))  # fmt: skip
+    return replace(view, stride=stride, offset=view.offset // itemsize)

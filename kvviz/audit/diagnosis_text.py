@@ -1,0 +1,120 @@
+"""Text of a diagnosed audit for a terminal: the verdict, then cause, effect, first place and repair of each mistake.
+
+A cache of 80 layers with one mistake takes at most 15 lines. ``kvviz audit -v`` adds all findings.
+"""
+
+import textwrap
+from collections.abc import Iterator, Sequence
+
+from kvviz.audit.causes import CAUSES, UNKNOWN, Diagnosis
+from kvviz.audit.findings import ARROW, KINDS, Audit, Finding
+from kvviz.audit.guesses import natural
+from kvviz.audit.repair_words import counted
+
+COLUMNS = 100
+"""Width of the text in characters."""
+
+MOST_DIAGNOSES, MOST_REPAIRS, MOST_FINDINGS, MOST_NOTES = 3, 4, 3, 3
+"""Diagnoses, repairs of one diagnosis, unexplained findings and notes that the short text prints. ``-v`` prints all."""
+
+PROVED, PROVED_ALL = (f"Audited with {repair}: the same claims are clean." for repair in ("this repair", "all repairs"))
+PROVED_PART = "Audited with this repair: no finding about these views is left. Other findings are."
+
+EMPTY = "empty: the file has no views, so nothing was audited. Did write_views run after the cache was allocated?"
+
+
+def audit_text(result: Audit, diagnoses: Sequence[Diagnosis] = (), verbose: bool = False) -> str:
+    """Return the text of an audit and its diagnoses.
+
+    Args:
+        diagnoses: what ``diagnose`` returned for this audit; empty if nothing was diagnosed.
+        verbose: True also lists every finding, sorted by kind and view: layer 2 before layer 10.
+    """
+    known = [one for one in diagnoses if one.cause != UNKNOWN]
+    lines = textwrap.wrap(_verdict(result, known, verbose), COLUMNS)
+    shown = known if verbose else known[:MOST_DIAGNOSES]
+    proof = (PROVED_ALL if len(known) > 1 else PROVED) if all(one.proved for one in diagnoses) else PROVED_PART
+    for one in shown:
+        lines += [*([""] if len(known) > 1 else []), *_diagnosis(one, proof, verbose)]
+    if len(known) > len(shown):
+        lines += ["", f"{counted(len(known) - len(shown), 'more cause')}: option -v prints all."]
+    explained = {finding for one in known for finding in one.findings}
+    rest = in_order([finding for finding in result.findings if finding not in explained])
+    if verbose:
+        listed = [f"{number}. {finding}" for number, finding in enumerate(in_order(result.findings), 1)]
+        lines += ["", *listed, ""] if listed else []
+    else:
+        lines += [line for finding in rest[:MOST_FINDINGS] for line in str(finding).splitlines()]
+        lines += [f"{counted(len(rest) - MOST_FINDINGS, 'more finding')}: option -v prints all."] * (
+            len(rest) > MOST_FINDINGS
+        )
+    lines += _row("checked", "; ".join(result.checked) + ".")
+    notes = result.notes if verbose else result.notes[:MOST_NOTES]
+    lines += [line for note in notes for line in _row("note", note + ".")]
+    left = len(result.notes) - len(notes)
+    return "\n".join(lines + ([f"{counted(left, 'more note')}: option -v prints all."] if left else []))
+
+
+def in_order(findings: Sequence[Finding]) -> list[Finding]:
+    """Return findings sorted by kind, then naturally by the name of the first view."""
+    kinds = list(KINDS)
+    return sorted(findings, key=lambda one: (kinds.index(one.kind), natural(one.views[0] if one.views else "")))
+
+
+def _verdict(result: Audit, known: Sequence[Diagnosis], verbose: bool) -> str:
+    if result.clean:
+        return result.verdict
+    total = len(result.findings)
+    listed = "" if verbose else ("; option -v lists them" if total > 1 else "")
+    if not known:
+        return f"not clean: {counted(total, 'finding')}, and no known cause explains {'it' if total == 1 else 'them'}"
+    explained = len({finding for one in known for finding in one.findings})
+    causes = "one cause explains" if len(known) == 1 else f"{len(known)} causes explain"
+    share = f"{explained:,} of {total:,}" if explained < total else f"all {total:,}" if total > 1 else "the only"
+    return f"not clean: {causes} {share} finding{'' if total == 1 else 's'}{listed}"
+
+
+def _diagnosis(one: Diagnosis, proof: str, verbose: bool) -> Iterator[str]:
+    yield from _row("cause", one.text)
+    yield from _row("effect", one.effect)
+    yield from _row("first", first_place(one.findings))
+    repairs = one.repair.split("; ")
+    left = 0 if verbose else len(repairs) - MOST_REPAIRS
+    more = [f"{counted(left, 'more repair')}: option -v prints all."] if left > 0 else []
+    yield from _row("repair", *(repairs if left <= 0 else repairs[:MOST_REPAIRS]), *more)
+    yield from _row("proof", proof if one.proved else "")
+    yield from _row("or", *one.others)
+    cause = CAUSES[one.cause]
+    like = f"; the same kind of mistake as {cause.like}" if cause.like else ""
+    yield from _row("lesson", f"notebook {cause.lesson}{like}")
+
+
+def _row(label: str, *paragraphs: str) -> list[str]:
+    """Return a label and its paragraphs as wrapped lines; no line if there is no text."""
+    lines: list[str] = []
+    for text in filter(None, paragraphs):
+        before = " " * 9 if lines else f"{label:9}"
+        lines += textwrap.wrap(text, COLUMNS, initial_indent=before, subsequent_indent=" " * 9, break_on_hyphens=False)
+    return lines
+
+
+def first_place(findings: Sequence[Finding]) -> str:
+    """Return the lowest place of some findings in words: where an element lies and belongs, or who shares a byte."""
+    placed = [finding for finding in findings if finding.example]
+    arrows = [finding for finding in placed if finding.drawing == ARROW and len(finding.example) > 1]
+    if arrows:
+        lies, belongs, *owner = min(arrows, key=lambda one: (_start(one), natural(one.views[0]))).example
+        there = f" Byte {lies.start_bytes:,} belongs to {owner[0].text}." if owner else ""
+        return f"{lies.text} lies at byte {lies.start_bytes:,} and belongs at byte {belongs.start_bytes:,}.{there}"
+    if not placed:
+        return next((finding.text for finding in findings if finding.text), "")
+    first = min(placed, key=_start)
+    if first.kind == "collision" and len(first.example) > 1:
+        byte = max(place.start_bytes for place in first.example[:2])
+        return f"{first.example[0].text} and {first.example[1].text} share byte {byte:,}."
+    place = first.example[0]
+    return f"{first.kind}: {place.text} at byte {place.start_bytes:,}."
+
+
+def _start(finding: Finding) -> int:
+    return finding.example[0].start_bytes

@@ -1,0 +1,165 @@
+"""Diagnoses against caches with one known mistake, with two, and without any; and the case book's causes."""
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kvviz.audit.audit import audit_views
+from kvviz.audit.case_book import cases
+from kvviz.audit.causes import CAUSES, diagnose
+from kvviz.audit.claims import Disjoint, Follows
+from kvviz.audit.guesses import natural
+from kvviz.audit.view import View
+from kvviz.audit.views_file import load
+from tests.audit.mutations import MUTATIONS, kv_swapped, mutated, sound_cache, width_without_scales
+
+SEEDS = 150
+
+
+def diagnosed(seed: int):
+    sound, name, causes = mutated(random.Random(seed))
+    views = list(sound.views.values())
+    result = audit_views(views, sound.claims, witnesses=False)
+    return sound, name, causes, result, diagnose(views, sound.claims, result) if result.findings else ()
+
+
+def repaired(views: dict[str, View], diagnoses) -> list[View]:
+    return list({**views, **{view.name: view for one in diagnoses for view in one.repaired}}.values())
+
+
+def own_bytes(view: View) -> set[tuple[str, int]]:
+    return {(view.storage.name, byte) for byte in view.all_bytes.tolist()}
+
+
+def enumerated_clean(views: list[View], claims) -> bool:
+    """What disjoint and follows claim, looked up byte by byte."""
+    named = {view.name: view for view in views}
+    for claim in claims:
+        if isinstance(claim, Disjoint):
+            sets = [own_bytes(named[name]) for name in claim.views]
+            if len(set().union(*sets)) != sum(map(len, sets)):
+                return False
+        if isinstance(claim, Follows):
+            data = named[claim.data]
+            places = data.starts[..., 0] + claim.at_bytes
+            if (named[claim.scale].starts != places).any():
+                return False
+    return all(0 <= byte < view.storage.nbytes for view in views for _, byte in own_bytes(view))
+
+
+def check_the_first_cause(seeds: int, enumerated_every: int) -> None:
+    """Check that at least 95 of 100 mistakes are named, and that a proved repair is clean byte by byte."""
+    right, wrong, seen = 0, [], set()
+    for seed in range(seeds):
+        sound, name, causes, result, found = diagnosed(seed)
+        if not result.findings:
+            continue
+        seen.add(name)
+        assert found, f"seed {seed}: {name} was not diagnosed"
+        if found[0].cause in causes:
+            right += 1
+        else:
+            wrong.append((seed, name, found[0].cause))
+        if all(one.proved for one in found) and seed % enumerated_every == 0:
+            assert enumerated_clean(repaired(sound.views, found), sound.claims), f"seed {seed}: {name}"
+    assert seen == {mutation.__name__ for mutation in MUTATIONS}
+    print(f"{right} of {right + len(wrong)} mistakes are named first; the others: {wrong}")
+    assert right >= 0.95 * (right + len(wrong)), wrong
+
+
+def test_the_right_cause_comes_first():
+    check_the_first_cause(SEEDS, 5)
+
+
+@pytest.mark.slow
+def test_the_right_cause_comes_first_in_2000_caches():
+    check_the_first_cause(2_000, 4)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_sound_cache_has_no_diagnosis(seed):
+    sound = sound_cache(random.Random(seed))
+    assert diagnose(list(sound.views.values()), sound.claims) == ()
+
+
+def test_two_mistakes_give_two_diagnoses():
+    checked = 0
+    for seed in range(120):
+        sound = sound_cache(random.Random(seed))
+        draw = random.Random(seed)
+        before = dict(sound.views)
+        if not (sound.spec.is_per_token_head and kv_swapped(sound, draw) and width_without_scales(sound, draw)):
+            continue
+        assert sound.views != before
+        found = diagnose(list(sound.views.values()), sound.claims)
+        assert sorted(one.cause for one in found) == ["kv_swapped", "width_without_scales"]
+        assert all(one.proved for one in found)
+        checked += 1
+    assert checked >= 10
+
+
+def test_every_finding_is_explained_once_at_least():
+    for seed in range(0, SEEDS, 10):
+        _, _, _, result, found = diagnosed(seed)
+        explained = {finding for one in found for finding in one.findings}
+        assert explained == set(result.findings)
+
+
+def test_every_cause_that_is_named_has_a_record_and_a_lesson():
+    lessons = {path.name[:2] for path in (Path(__file__).parents[2] / "notebooks").glob("*.ipynb")}
+    assert {cause.lesson for cause in CAUSES.values()} <= lessons
+
+
+def test_a_wrong_number_that_nothing_explains_is_named():
+    sound = next(s for s in map(sound_cache, map(random.Random, range(99))) if s.spec.is_per_token_head)
+    view = sound.views["layer 1 K scale"]
+    sound.views[view.name] = replace(view, offset=view.offset + 1)
+    (found,) = diagnose(list(sound.views.values()), sound.claims)
+    assert (found.cause, found.views, found.proved) == ("other_number", ("layer 1 K scale",), True)
+    assert "start" in found.text and f"{view.offset * 4:,}" in found.text
+
+
+def test_natural_order():
+    sizes = {f"layer {n} K scale": n for n in range(12)}
+    assert sorted(sizes, key=natural) == list(sizes)
+
+
+EXPECTED = {
+    "SCALE-PADDED-PAGE": "from_shape", "SCALE-XLAYER": "from_shape", "SCALE-OFFSET-DROP": "from_shape",
+    "SCALE-PERMUTED": "kv_order", "SCALE-TRUNC-XFER": "width_without_scales", "SCALE-SWIZZLE": "axis_order",
+    "ZERO-PACKED-SPAN": "step_for_length", "XFER-WHOLE-PAGE": "step_for_length", "XFER-RATIO-12X": "block_unit",
+    "XFER-DEDUP-BASE": "one_base", "XFER-27X-RANK-GUESS": "layer_count", "XFER-KONLY-2X": "kv_packing",
+    "LOUD-MIXED-PAGES": None, "PAD-STRIDE-ALLOC": "padding_left_out", "ORDER-KVFIRST": "kv_order",
+    "ORDER-SPLIT-HALF": "kv_packing", "ORDER-TRTLLM-HND": "sections", "AMBIG-HEADS-2": "undeclared",
+    "AMBIG-MLA-OUTER": "undeclared", "POOL-GLOBAL-SCALES": "scale_region", "POOL-SLOT-CLAIM": None,
+    "KERNELBLK-NIXL": "block_unit", "ADDR-FP32": "address_width", "CLIP-OOB-TPU": "block_unit",
+    "TP-GQA-REPLICA": "rank_sections", "PERSIST-LAYOUT": "token_head_order", "ALIGN-ROW-FAULT": "unaligned_rows",
+    "ALIGN-PERF-INLINE": "unaligned_rows", "STALE-FP32-NAN": None, "CTRL-RACE-STORE": None, "CTRL-HOSTBUF": None,
+    "CTRL-HICACHE-WAIT": None, "CTRL-PREFIX-STALE": None,
+}  # fmt: skip
+BOOK = {case["id"]: case for case in cases()}
+
+
+def test_public_reports_of_a_cause_are_in_the_case_book():
+    reports = {EXPECTED[name]: set() for name in BOOK}
+    for name, case in BOOK.items():
+        reports[EXPECTED[name]].add(f"{case['repo'].split('/')[1]} {case['number']}".replace("vllm ", "vLLM "))
+    for cause in CAUSES.values():
+        assert not cause.like or cause.like in reports[cause.name], cause.name
+
+
+@pytest.mark.parametrize("name", BOOK)
+def test_the_case_book_is_diagnosed(name):
+    file = load(json.dumps(BOOK[name]["views_file"]))
+    found = diagnose(file.views, file.claims)
+    assert (found[0].cause if found else None) == EXPECTED[name]
+    assert len({one.cause for one in found}) == len(found) <= 1
+    if found and found[0].cause != "undeclared":
+        assert found[0].proved, found[0].repair
+    mended = BOOK[name].get("fixed_views_file")
+    if mended:
+        fixed = load(json.dumps(mended))
+        assert diagnose(fixed.views, fixed.claims) == ()
