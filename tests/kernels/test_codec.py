@@ -198,14 +198,14 @@ def test_signs_as_bits_are_the_rotations_signs(columns, run):
 
 
 def test_a_mode_with_a_code_that_the_kernels_lack_is_refused(monkeypatch):
-    fp4 = dataclasses.replace(MODES["int8_per_token_head"], name="fp4_per_token_head")
-    object.__setattr__(fp4, "code", "fp4")
-    monkeypatch.setitem(modes.MODES, fp4.name, fp4)
-    words = "do not support codes 'fp4' of mode fp4_per_token_head, only bfloat16, e4m3, int8, int4"
+    fp3 = dataclasses.replace(MODES["int8_per_token_head"], name="fp3_per_token_head")
+    object.__setattr__(fp3, "code", "fp3")
+    monkeypatch.setitem(modes.MODES, fp3.name, fp3)
+    words = f"do not support codes 'fp3' of mode fp3_per_token_head, only {', '.join(codec.SUPPORTED_CODES)}"
     with pytest.raises(ValueError, match=words):
-        codec.kernel_mode("fp4_per_token_head")
-    with pytest.raises(ValueError, match="fp4_per_token_heads.*did you mean 'fp4_per_token_head'"):
-        codec.kernel_mode("fp4_per_token_heads")
+        codec.kernel_mode("fp3_per_token_head")
+    with pytest.raises(ValueError, match="fp3_per_token_heads.*did you mean 'fp3_per_token_head'"):
+        codec.kernel_mode("fp3_per_token_heads")
 
 
 def test_a_zero_point_without_int4_codes_is_refused(monkeypatch):
@@ -235,8 +235,8 @@ def _encode(x_ptr, out_ptr, CODE: tl.constexpr, SCALED: tl.constexpr):
 @pytest.mark.parametrize(
     ("function", "launch"),
     [
-        ("word_values", lambda out: _decode[(1,)](out.short(), out, CODE="fp4")),
-        ("codes_of", lambda out: _encode[(1,)](out, out.byte(), CODE="fp4", SCALED=True)),
+        ("word_values", lambda out: _decode[(1,)](out.short(), out, CODE="fp3")),
+        ("codes_of", lambda out: _encode[(1,)](out, out.byte(), CODE="fp3", SCALED=True)),
         ("codes_without_scale", lambda out: _encode[(1,)](out, out.byte(), CODE="int8", SCALED=False)),
     ],
 )
@@ -301,7 +301,7 @@ for mode, capability in json.loads(sys.argv[1]):
         exchanged = done.asm["ptx"].count("shfl.")
         made.append([kernel.__name__, mode, capability, len(done.asm["cubin"]), named, exchanged])
 try:
-    compile_one(write._write_kernel, writes, sizes | {"CODE": "fp4", "SCALED": True}, 1, 90)
+    compile_one(write._write_kernel, writes, sizes | {"CODE": "fp3", "SCALED": True}, 1, 90)
 except Exception:
     traceback.print_exc()
 print(json.dumps(made))
