@@ -46,10 +46,10 @@ def main() -> None:
         for num_blocks in (1_000, 50_269, 1_000_000):
             spec = CacheSpec(28, num_blocks, 16, 8, 128, "fp8_per_token_head", page_size_padded=padded)
             cache = allocate(spec, name, "meta", one_storage=shared)
-            owners, claims = cache.owners(), cache.writers(cache.carve_scales(carve))
-            counts = best(lambda o=owners, c=claims: audit_scales(o, c, witnesses=False))
-            places = best(lambda o=owners, c=claims: audit_scales(o, c))
-            found = audit_scales(owners, claims).findings
+            owners, writers = cache.owners(), cache.writers(cache.carve_scales(carve))
+            counts = best(lambda o=owners, w=writers: audit_scales(o, w, witnesses=False))
+            places = best(lambda o=owners, w=writers: audit_scales(o, w))
+            found = audit_scales(owners, writers).findings
             elements, bytes_ = sum(f.elements for f in found), sum(f.bytes for f in found)
             line = f"{name:16} {carve:8} {padded or '':>7} {num_blocks:>9} {counts:6.1f} ms {places:6.1f} ms"
             print(f"{line}  {len(found)}, {elements}, {bytes_}")

@@ -76,16 +76,18 @@ def audit_views(views: Sequence[View], claims: Sequence[Claim] = (), *, witnesse
     return Audit(tuple(dict.fromkeys(findings)), tuple(_counted_up(checked)), tuple(dict.fromkeys(notes)))
 
 
-def audit_scales(owners: Sequence[View], claims: Sequence[View], *, witnesses: bool = True) -> Audit:
-    """Audit the scale views of a cache: ``claims`` (scale views as carved) against ``owners`` (who owns which bytes).
+def audit_scales(owners: Sequence[View], writers: Sequence[View], *, witnesses: bool = True) -> Audit:
+    """Audit the scale views of a cache. No two data views and scale views may share a byte.
 
-    No two data views and carved scale views may share a byte. Each carved view belongs where the owner of the same
-    name lies.
+    Args:
+        owners: the views that own the bytes: data views, and scale views at their rightful places.
+        writers: the scale views through which a backend writes. Each belongs where the owner of the same name lies.
+        witnesses: as in :func:`audit_views`.
     """
     owner_of = _by_name(owners)
-    carved = {view.name for view in claims}
-    views = [view for view in owners if view.name not in carved] + list(claims)
-    placed = [BelongsAt(view.name, view_named(owner_of, view.name)) for view in claims]
+    written = {view.name for view in writers}
+    views = [view for view in owners if view.name not in written] + list(writers)
+    placed = [BelongsAt(view.name, view_named(owner_of, view.name)) for view in writers]
     return audit_views(views, [Disjoint(tuple(view.name for view in views)), *placed], witnesses=witnesses)
 
 
