@@ -31,12 +31,12 @@ class Comparison:
 
     @property
     def unpredicted(self) -> int:
-        """Bytes that were reached although no view claims them."""
+        """Bytes that were observed and not predicted."""
         return _count_only_in(self.observed, self.predicted)
 
     @property
     def unreached(self) -> int:
-        """Bytes that a view claims and that were not reached."""
+        """Bytes that were predicted and not observed."""
         return _count_only_in(self.predicted, self.observed)
 
     @property
@@ -47,8 +47,8 @@ class Comparison:
     def __str__(self) -> str:
         predicted, observed = (sum(int(m.sum()) for m in masks.values()) for masks in (self.predicted, self.observed))
         return (
-            f"{predicted} bytes predicted, {observed} observed: {self.unpredicted} reached that no view claims, "
-            f"{self.unreached} claimed that were not reached"
+            f"{predicted} bytes predicted, {observed} observed: {self.unpredicted} observed but not predicted, "
+            f"{self.unreached} predicted but not observed"
         )
 
 

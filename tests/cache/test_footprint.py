@@ -95,7 +95,7 @@ def test_a_run_that_does_as_its_views_say_is_equal(layout):
     result = compared(write, layout)
     assert result.equal and (result.unpredicted, result.unreached) == (0, 0)
     assert str(result) == (
-        "288 bytes predicted, 288 observed: 0 reached that no view claims, 0 claimed that were not reached"
+        "288 bytes predicted, 288 observed: 0 observed but not predicted, 0 predicted but not observed"
     )
 
 
@@ -107,7 +107,7 @@ def test_a_run_that_writes_one_more_byte_is_caught(layout):
 
     result = compared(work, layout)
     assert (result.unpredicted, result.unreached, result.equal) == (1, 0, False)
-    assert "289 observed: 1 reached that no view claims" in str(result)
+    assert "289 observed: 1 observed but not predicted" in str(result)
 
 
 def test_a_run_that_writes_another_slot_is_caught():
@@ -118,7 +118,7 @@ def test_a_run_that_writes_another_slot_is_caught():
 def test_a_run_that_writes_less_is_caught():
     result = compared(lambda cache: write(cache, slots=SLOTS[:2]))
     assert (result.unpredicted, result.unreached) == (0, 2 * 2 * 2 * SPEC.cell_bytes)
-    assert not result.equal and "96 claimed that were not reached" in str(result)
+    assert not result.equal and "96 predicted but not observed" in str(result)
 
 
 def test_a_storage_that_no_view_names_is_not_overlooked():
