@@ -1,6 +1,6 @@
 """Words for repaired views and claims, and for the effect of a mistake.
 
-Example of a repair: ``layer n K scale: offset 8,448 n + 32, strides (675840, 264, 33) in elements of 4 bytes``. ``n``
+Example of a repair: ``layer n K scale, in elements of 4 bytes: offset 8,448 n + 32, strides (675840, 264, 33)``. ``n``
 is the first number in the name of the view.
 """
 
@@ -54,8 +54,8 @@ def _family(members: Sequence[View], views: Mapping[str, View]) -> str:
     if any(view.shape != old.shape for view, old in zip(members, before, strict=True)):
         numbers.append(f"shape {first.shape}")
     numbers += [f"offset {_offsets(members)}", f"strides {first.stride}"]
-    unit = f" in elements of {first.itemsize} bytes" if first.itemsize > 1 else ""
-    return f"{who}: {', '.join(numbers)}{unit}"
+    unit = f", in elements of {first.itemsize} bytes" if first.itemsize > 1 else ""
+    return f"{who}{unit}: {', '.join(numbers)}"
 
 
 def _offsets(members: Sequence[View]) -> str:

@@ -42,7 +42,7 @@ def test_80_layers_in_15_lines():
         "must be 2,703,360 bytes (80 layers of 33,792 bytes)",
         "2 groups of 80 views share bytes",
         "layer 1 K scale [block 0, token 0, head 0] lies at byte 128 and belongs at byte 33,920.",
-        "layer n K scale: offset 8,448 n + 32, strides (675840, 264, 33) in elements of 4 bytes",
+        "layer n K scale, in elements of 4 bytes: offset 8,448 n + 32, strides (675840, 264, 33)",
         "the same claims are clean",
         "notebook 04; the same kind of mistake as vLLM 48412",
     ):
