@@ -191,7 +191,7 @@ def _write(path: Path, text: str) -> None:
 
 @contextmanager
 def _at_most(seconds: int, reason: str) -> Iterator[None]:
-    """Raise ValueError after some seconds, if the system has alarms and this is the main thread."""
+    """Raise ValueError after ``seconds``. This works in the main thread, on systems with SIGALRM."""
 
     def give_up(*_) -> None:
         raise ValueError(f"{reason} within {seconds} s")

@@ -95,8 +95,8 @@ def move(environment: Path, old: Path, new: Path) -> None:
 def wrong_paths() -> str:
     """Return one sentence if this environment was made for another folder; empty if all its paths are right.
 
-    Compared are the kvviz of this process, the kvviz that a process in another folder imports (as a notebook does), and
-    the interpreter that the installed commands start.
+    This function compares three folders: of the kvviz of this process, of the kvviz that a process in another folder
+    imports (as a notebook does), and of the interpreter that the installed commands start.
     """
     here = Path(__file__).resolve().parent
     elsewhere = installed_folder(sys.executable)

@@ -104,7 +104,7 @@ def _all_named(named: dict[str, View], names: Sequence[str]) -> list[View]:
 
 @dataclass(frozen=True)
 class _Statement:
-    """A sentence about one check, and the end of the sentence for several checks: ``2`` + ``views lie ...``.
+    """What is printed about checks: a sentence for one check, or a number with ``plural`` (``2`` + ``views lie ...``).
 
     Without ``plural``, the sentence is printed once, however often the check was made.
     """
@@ -138,7 +138,7 @@ class _Check:
     """How the audit checks the claims of one class.
 
     Attributes:
-        kind: the kind of finding that stands for a claim which takes too much work.
+        kind: if a claim takes too much work, the audit returns a finding of this kind, without counts.
         run: the check.
         statement: what the check has shown if it returns no findings.
     """

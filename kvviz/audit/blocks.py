@@ -57,7 +57,7 @@ _Verdicts = Iterator[tuple[Hashable, tuple[int, ...]]]
 
 @dataclass
 class _Fault:
-    """All bytes with one fault.
+    """All bytes that have the same fault.
 
     Attributes:
         bytes: number of bytes.
@@ -163,13 +163,14 @@ def _extent_finding(kind: str, extent: View, views: Sequence[View], fault: _Faul
 
 
 def _find_faults(parts: Sequence[_Part], judge: Callable[[tuple[int, ...]], _Verdicts]) -> dict[Hashable, _Fault]:
-    """Add up all bytes that have a fault, by fault.
+    """Return one sum for each fault: all bytes that have this fault.
 
     Bytes are grouped by fault and not by owner. So an element with several faulty bytes counts once, even if different
     parts share these bytes.
 
     Args:
-        judge: gets the numbers of all parts that share some bytes, and returns the faults of these bytes.
+        judge: a function. It gets the index of each part that covers the same bytes, and returns the faults of these
+            bytes.
     """
     faults: dict[Hashable, _Fault] = {}
     sweep = Sweep([part.sets for part in parts], [part.view.itemsize for part in parts])
@@ -188,7 +189,7 @@ def _find_faults(parts: Sequence[_Part], judge: Callable[[tuple[int, ...]], _Ver
 def _judge_combinations(
     sweep: Sweep, table: Intervals, judge: Callable[[tuple[int, ...]], _Verdicts]
 ) -> dict[Hashable, dict[int, list[int]]]:
-    """Return for each fault and each part that it affects the positions of the combinations that have the fault."""
+    """Return the positions of the combinations that have a fault, by fault and by affected part."""
     affected: dict[Hashable, dict[int, list[int]]] = {}
     for position, sets in enumerate(table.combinations):
         members = tuple(sorted({sweep.owner_of[number] for number in sets}))
@@ -334,7 +335,7 @@ def _span(parts: Sequence[_Part]) -> tuple[int, int]:
 def _block_limit(views: Sequence[View]) -> int | None:
     """Return how many blocks of each view are judged, or None if all are.
 
-    Only views of different block strides that have more than :data:`MAX_BLOCKS` blocks in all are limited.
+    There is a limit only if the block strides differ and the views have more than :data:`MAX_BLOCKS` blocks in total.
     """
     relevant = [view for view in views if view.shape and view.num_elements]
     if sum(view.shape[0] for view in relevant) <= MAX_BLOCKS or _common_stride(relevant):

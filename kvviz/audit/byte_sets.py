@@ -63,7 +63,7 @@ class Pattern:
 
     @property
     def num_ranges(self) -> int:
-        """Number of byte ranges in all copies."""
+        """Number of byte ranges, over all copies of the pattern."""
         return self.count * len(self.starts)
 
     def moved(self, distance: int) -> "Pattern":

@@ -89,7 +89,7 @@ class _State:
         return audit_views(list(views.values()), self.claims, witnesses=False)
 
     def repair(self, guesses: Sequence[Guess]) -> None:
-        """Replace the views and claims of the guesses with the repaired ones."""
+        """In this set, replace the views and claims of the guesses with their repaired versions."""
         self.views |= {guess.view: guess.repaired for guess in guesses if guess.repaired is not None}
         changed = dict(guess.facts["claim"] for guess in guesses if "claim" in guess.facts)
         self.claims = [changed.get(claim, claim) for claim in self.claims]

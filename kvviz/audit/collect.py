@@ -47,7 +47,7 @@ def views_of(tensors: Mapping[str, Any]) -> tuple[View, ...]:
     found = [_geometry(name, tensor) for key, given in tensors.items() for name, tensor in _named(str(key), given)]
     names = [geometry.name for geometry in found]
     if double := next((name for name in names if names.count(name) > 1), None):
-        raise ValueError(f"two tensors would be named {double!r} (lists are numbered): rename one of them")
+        raise ValueError(f"two tensors would get the name {double!r}: rename one of them")
     storages = _storages(found)
     return tuple(_view(geometry, *storages[geometry.space, geometry.base]) for geometry in found)
 

@@ -112,7 +112,7 @@ def count_congruent(dims: Sequence[Dim], target: int, modulus: int, budget: int 
 
 
 def _count_cycles(dims: Sequence[Dim], short: Sequence[Dim], target: int, modulus: int, budget: int) -> int:
-    """Count the solutions over ``dims``, and over ``short`` dims that have less than one cycle of indices.
+    """Count the solutions over all dims: ``dims``, and ``short``, whose dims have fewer indices than one cycle.
 
     The first dim, with coefficient c, is split into whole cycles and the indices that are left. Let g be
     gcd(c, modulus). In one cycle, each multiple of g occurs exactly once as the remainder of ``c * i``. So one index of

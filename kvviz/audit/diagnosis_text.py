@@ -99,7 +99,7 @@ def _row(label: str, *paragraphs: str) -> list[str]:
 
 
 def first_place(findings: Sequence[Finding]) -> str:
-    """Return the lowest place of some findings in words: where an element lies and belongs, or who shares a byte."""
+    """Describe the lowest place of some findings: where an element lies and should lie, or which views share a byte."""
     placed = [finding for finding in findings if finding.example]
     arrows = [finding for finding in placed if finding.drawing == ARROW and len(finding.example) > 1]
     if arrows:

@@ -19,7 +19,7 @@ def place(view: View, index: tuple[int, ...]) -> Place:
 
 
 def place_of_byte(view: View, byte: int) -> tuple[Place, ...]:
-    """Return the place of an element that covers ``byte``, as a tuple of one, or () if none was found."""
+    """Find an element that covers ``byte``. Return ``(place,)``, or ``()`` if there is none."""
     index = locate(view, byte)
     return () if index is None else (place(view, index),)
 

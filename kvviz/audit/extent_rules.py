@@ -87,7 +87,7 @@ def _same_start(extent: View, content: Sequence[View], around: Surroundings) -> 
 
 
 def _covering(extent: View, places: Sequence[View], start: int, owed: int, step: int) -> View:
-    """Return the repaired extent: block by block all bytes of the content."""
+    """Return the repaired extent. It covers all bytes of the content of each block."""
     blocks = max(place.shape[block_axis(place)] for place in places)
     if len(places) == 1:
         shape, stride = _merged(places[0])

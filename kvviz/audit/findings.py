@@ -132,7 +132,7 @@ class Finding:
 
     @property
     def drawing(self) -> str:
-        """Return how a map shows this finding: :class:`FindingKind` lists the words."""
+        """Return the word for how a map shows this finding, for example ``arrow``. FindingKind lists these words."""
         return get_kind(self.kind).drawing
 
     def __str__(self) -> str:

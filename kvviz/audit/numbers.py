@@ -96,7 +96,7 @@ def addressable(view: View, address_type: str) -> Iterator[Finding]:
     """Find element addresses that a number type cannot hold exactly. Addresses count elements, not bytes.
 
     Raises:
-        TooMuchWorkError: too many elements overlap, or the alignment of the addresses is too much work to count.
+        TooMuchWorkError: too many elements overlap, or counting aligned addresses would take too much work.
     """
     one_of("address_type", address_type, ADDRESS_TYPES)
     if not view.num_elements:
@@ -188,7 +188,7 @@ def _count_below(base: int, dims: Dims, stop: int, grain: int) -> int:
 
 
 def _first_inexact(parts: Sequence[tuple[int, Dims]], start: int, stop: int, grain: int) -> int:
-    """Return the lowest address in ``[start, stop)`` that is not a multiple of ``grain``, by bisection. It exists."""
+    """Find by bisection the lowest address in ``[start, stop)`` that is not a multiple of ``grain``. There is one."""
     low, high = start, stop
     while high - low > 1:
         middle = (low + high) // 2
@@ -237,8 +237,8 @@ def _count_sectors(start: int, dims: Dims, last: tuple[int, int], itemsize: int)
 
     A sector counts at the first element of the row that touches it. The first element of a row touches all its
     sectors first. A later element touches first only those after the last sector of the element before it. Both
-    numbers depend only on the position of the element in its sector, one of 32. So the elements are counted by their
-    position, and multiplied.
+    numbers depend only on the position of the element in its sector, one of 32. So count the elements at
+    each position, and multiply each count by the sectors of an element at this position.
 
     Args:
         start: first byte of row 0.
@@ -277,7 +277,7 @@ def _hidden_strides(view: View, boundary_bytes: int) -> str:
 
 
 def _repetition(view: View, boundary_bytes: int) -> str:
-    """Say after how many steps along each axis rows start at the same distance from a boundary again."""
+    """Say, for each axis, after how many steps the distance of a row from a boundary repeats."""
     axes = zip(_axis_names(view), view.stride[:-1], view.shape[:-1], strict=False)
     cycles = ((name, boundary_bytes // gcd(step * view.itemsize, boundary_bytes), size) for name, step, size in axes)
     steps = [f"{cycle} along {name}" for name, cycle, size in cycles if 1 < cycle < size]
@@ -317,7 +317,7 @@ def declared(claim: Declared, view: View, readings: Sequence[View]) -> Iterator[
 
 
 def _relevant_stride(view: View) -> tuple[int, ...]:
-    """Return the strides, with 0 for an axis of a single index: its stride places nothing."""
+    """Return the strides, with 0 for an axis with one index: such a stride has no effect on any address."""
     return tuple(step if size > 1 else 0 for step, size in zip(view.stride, view.shape, strict=True))
 
 

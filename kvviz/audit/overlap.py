@@ -183,8 +183,8 @@ def _shared_regions(groups: Sequence[Sequence[View]], nbytes: int) -> list[Regio
     """Return the regions of a storage of ``nbytes`` bytes that at least two views share.
 
     Bytes outside the storage are left out, because ``out_of_bounds`` reports them. If a view reaches outside, the
-    storage becomes one more owner. It weighs as much as all views together. So a region weighs at least two more than
-    all views only if it lies inside the storage and two views share it.
+    storage becomes one more owner. It weighs as much as all views together. So a region that weighs at least two more
+    than this lies inside the storage, and at least two views share it.
     """
     owners = byte_sets_of_all([group[0] for group in groups])
     itemsizes, weights, least = [group[0].itemsize for group in groups], [len(group) for group in groups], 2
@@ -249,7 +249,8 @@ def shared_bytes(a: Pattern, b: Pattern, budget: int = BUDGET) -> int:
     if a.stop <= b.base or b.stop <= a.base:
         return 0
     divisor = gcd(a.step, b.step)
-    # Possible distances of two given ranges differ by multiples of the divisor. These are all that can share bytes:
+    # The possible distances of two ranges differ by multiples of the divisor. At num_distances of these distances the
+    # ranges share bytes.
     pairs, num_distances = len(a.starts) * len(b.starts), -(-(a.width + b.width - 1) // divisor)
     if pairs * num_distances > budget:
         raise TooMuchWorkError(

@@ -161,7 +161,7 @@ class OwnerLookup:
         return {names[number]: count for number, count in self._hit_counts[key].items()}
 
     def _hit_key(self, view: View) -> tuple:
-        """Return a key of equal counts: equal storages, and elements of equal geometry."""
+        """Return a key. Views with equal keys have equal counts: their storages and elements have equal geometry."""
         return self._storage_number[view.storage.name], geometry(view)
 
     def _displaced(self, storage: Storage) -> dict[tuple, View]:
@@ -182,11 +182,11 @@ class OwnerLookup:
     def _count_hits(self, storage: Storage, views: dict[tuple, View], together: bool = False) -> None:
         """Count the elements of views by the owner of their first byte: 0 is outside, 1 padding, 2 the first owner, ...
 
-        The sweep numbers the storage 0, then the owners, then the views. A view weighs more than the storage and all
-        owners together. So the sweep returns only regions that hold a view.
+        The sweep has other numbers: 0 is the storage, 1 the first owner, and so on. The views come after the owners.
+        A view weighs more than the storage and all owners together. So the sweep returns only regions that hold a view.
 
         Args:
-            together: True for all views of a storage. Views that are counted one by one share a work limit.
+            together: True if ``views`` are all misplaced views of the storage. They have a work limit of their own.
         """
         if not views:
             return
@@ -260,7 +260,7 @@ def _wrong_bytes(view: View, rightful: View, wrong: int) -> int | None:
 
 
 def _compare_starts(view: View, rightful: View) -> bool:
-    """Return True if both views have the same first bytes. False also if this is too much work to count."""
+    """Return True if both views have the same first bytes. Also return False if the count is too much work."""
     try:
         sweep = Sweep([start_sets(view), start_sets(rightful)])
         return all(len(region.members) == 2 for region in sweep.regions(1))

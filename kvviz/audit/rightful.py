@@ -71,7 +71,7 @@ def rightful_place(claim: BelongsAt | Follows, named: dict[str, View]) -> View:
         )
     stride_bytes = [step * data.itemsize for step in data.stride[:-1]]
     offset_bytes = data.offset * data.itemsize + claim.at_bytes
-    # Strides count elements. If the places are not multiples of a scale's size, they are counted in bytes.
+    # Strides count elements. If a place is not a multiple of a scale's size, the strides are counted in bytes.
     unit = 1 if any(number % scale.itemsize for number in (*stride_bytes, offset_bytes)) else scale.itemsize
     stride = tuple(step // unit for step in stride_bytes)
     return replace(scale, storage=data.storage, stride=stride, offset=offset_bytes // unit, itemsize=unit)

@@ -126,7 +126,7 @@ class Sweep:
         return sorted(found.values(), key=lambda region: (region.first, region.members))
 
     def intervals(self, least: int = 1) -> Iterator[Intervals]:
-        """Return the intervals that have at least ``least`` claimants, as one table for each kind of period."""
+        """Yield one table per group of equal periods, with the intervals that at least ``least`` owners cover."""
         for start, periods in self._distinct_periods():
             table = self._intervals_of(start, periods, least)
             if table is not None:
@@ -150,8 +150,9 @@ class Sweep:
         return count
 
     def _choose_period(self, align: int) -> int:
-        """Return the least common multiple of all steps, or the length of everything if that is shorter.
+        """Return the length of a period in bytes: the least common multiple of all steps.
 
+        If all patterns together are shorter, or have few byte ranges, the period is as long as all patterns together.
         A period is a multiple of ``align``, so that no element lies in two periods.
         """
         low, high = (min((p.base for p in self._patterns), default=0), max((p.stop for p in self._patterns), default=1))
@@ -171,7 +172,7 @@ class Sweep:
         edges = set()
         for p in self._patterns:
             low, high = p.base // self.period, (p.stop - 1) // self.period + 1  # periods with bytes of the pattern
-            # Periods first to stop look the same for this pattern; the others, at its two ends, are taken one by one.
+            # Periods from first up to stop look the same for this pattern. The other periods are taken one by one.
             if p.count == 1 and len(p.starts) == 1:  # one byte range: periods that it fills
                 first, stop = -(-p.base // self.period), p.stop // self.period
             else:  # copies: periods in which no copy is missing that a longer pattern would have
@@ -209,7 +210,7 @@ class Sweep:
         return found
 
     def _ranges(self, copies: list[tuple[Pattern, int, int]], start: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return starts and stops of the byte ranges of some copies, cut at both ends of the period."""
+        """Return the starts and stops of all byte ranges in ``copies``. Parts outside the period are cut off."""
         starts, stops = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         for p, low, high in copies:
             begin = ((p.base + np.arange(low, high, dtype=np.int64) * p.step)[:, None] + p.starts).ravel()
@@ -226,7 +227,7 @@ class Sweep:
         self._spend(sum((high - low) * len(p.starts) for found in copies for p, low, high in found))
         ranges = [self._ranges(found, start) for found in copies]
         lengths = [len(starts) for starts, _ in ranges]
-        # Cuts: first the starts of all byte sets, then the stops of all byte sets, then sorted by address.
+        # List the starts of all byte sets, and after them all stops. Then sort this list by address.
         cuts = np.concatenate([starts for starts, _ in ranges] + [stops for _, stops in ranges])
         order = np.argsort(cuts, kind="stable")
         cuts, weights = cuts[order], self._set_weights[here]

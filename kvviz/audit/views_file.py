@@ -11,7 +11,8 @@ Example::
 
 ``views_file.schema.json`` beside this module is the JSON Schema of the format: every field, its type and its limits.
 This module reads files by the same schema, so a new field of a view needs a line in the schema and a field of
-:class:`~kvviz.audit.view.View`. The claims are the classes of ``kvviz.audit.claims``; ``belongs_at`` is ``BelongsAt``.
+:class:`~kvviz.audit.view.View`.
+The ``kind`` of a claim names a class of ``kvviz.audit.claims``: ``belongs_at`` is ``BelongsAt``.
 
 A file holds geometry only, and no data of any tensor. Reading a file needs neither torch nor a GPU.
 """
@@ -106,7 +107,9 @@ def read(path: str | os.PathLike) -> ViewsFile:
         size = os.fstat(file.fileno()).st_size
         data = file.read(MAX_FILE_BYTES + 1) if size <= MAX_FILE_BYTES else b""
     if max(size, len(data)) > MAX_FILE_BYTES:
-        raise ViewsFileError(f"the file is larger than {MAX_FILE_BYTES} bytes, the limit of a views file: not read")
+        raise ViewsFileError(
+            f"the file was not read: it is larger than {MAX_FILE_BYTES} bytes, the limit of a views file"
+        )
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -207,7 +210,10 @@ def _view_record(view: View) -> dict:
 
 def _claim_record(claim: Claim) -> dict:
     if isinstance(claim, BelongsAt) and isinstance(claim.rightful, View):
-        raise ValueError(f"the rightful place of {claim.view} must be a view's name: use ViewsFile.of(views, claims)")
+        raise ValueError(
+            f"the claim about {claim.view} has a View as its rightful place, but a file needs the name of a view: make "
+            f"the file with ViewsFile.of(views, claims)"
+        )
     return {"kind": _KIND_OF[type(claim)]} | asdict(claim)
 
 

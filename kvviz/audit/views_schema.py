@@ -36,7 +36,7 @@ def parsed(text: str) -> dict:
         ViewsFileError: the text is not JSON, breaks the schema, or could take much memory or time to parse.
     """
     if len(text) > MAX_FILE_BYTES:
-        raise ViewsFileError(f"the text has {len(text)} characters, more than the {MAX_FILE_BYTES} of a views file")
+        raise ViewsFileError(f"the text has {len(text)} characters, but a views file has at most {MAX_FILE_BYTES}")
     if sum(map(text.count, ",:[{")) > MAX_VALUES:
         raise ViewsFileError(f"the text has more than {MAX_VALUES} values, the limit of a views file: not parsed")
     try:

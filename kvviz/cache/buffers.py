@@ -145,8 +145,8 @@ def block_runs(kv: torch.Tensor) -> tuple[np.ndarray, int]:
     """
     itemsize = length = kv.element_size()
     starts = np.zeros(1, np.int64)
-    # Go from the innermost axis to the outermost. An axis without a gap makes the ranges longer. After the first gap,
-    # each axis multiplies the number of ranges instead.
+    # Go from the innermost axis to the outermost. If an axis leaves no gap, the ranges grow along it. After the first
+    # gap, each axis repeats the ranges.
     for step, size in sorted(zip(kv.stride()[1:], kv.shape[1:], strict=True)):
         if step * itemsize == length and len(starts) == 1:
             length *= size
@@ -174,7 +174,7 @@ def _free_gpu_bytes(device: torch.device) -> int:
     free, total = torch.cuda.mem_get_info(device)
     held, used = torch.cuda.memory_reserved(device), torch.cuda.memory_allocated(device)
     allowed = int(total * torch.cuda.get_per_process_memory_fraction(device.index))
-    # torch holds more memory than its tensors use. It gives the difference to new tensors first.
+    # torch holds more memory than its tensors use. New tensors get this unused memory first.
     return max(0, min(free, allowed - held) + held - used)
 
 

@@ -45,7 +45,7 @@ def kv_views(spec: CacheSpec, layout: Layout, one_storage: bool | None = None) -
     else:
         letters, axes = "BKNHC", ("block", "half", "token", "head", "element")
     steps = layout.strides_bytes(spec)
-    # strides_bytes counts single bytes, here the innermost axis steps by one element.
+    # strides_bytes counts single bytes. Here, the innermost axis steps by one element instead.
     stride = tuple(steps[letter] // spec.element_bytes for letter in letters[:-1]) + (1,)
     shape = tuple(sizes[letter] for letter in letters)
     return tuple(

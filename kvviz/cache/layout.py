@@ -82,8 +82,8 @@ class Layout:
     def strides_bytes(self, spec: CacheSpec) -> dict[str, int]:
         """Return the byte stride of each axis in :data:`AXES`, for one storage that holds all layers.
 
-        If pages are padded, the page's own axis (L or B, whichever is further inside) steps by the padded size. The
-        axes outside the page grow with it.
+        If pages are padded, the step from page to page is the padded size. Pages follow each other along L or B,
+        whichever is further inside. The steps of all axes outside this axis are larger too.
 
         Raises:
             ValueError: pages are padded, but KV heads are outside the page. vLLM 0.33 refuses this too.

@@ -74,7 +74,7 @@ def _scales_of_others(cache: SoundCache, rng: Random) -> ViewsFile:
 
 
 def _scales_unpadded(cache: SoundCache, rng: Random) -> ViewsFile | None:
-    """Let scales step by the content of a page, although pages are padded."""
+    """Give the scales the block stride of pages without padding, although pages are padded."""
     content, page = cache.spec.content_page_size_bytes, cache.spec.page_size_bytes
     if content == page:
         return None
@@ -126,7 +126,7 @@ def _short_storage(cache: SoundCache, rng: Random) -> ViewsFile:
 
 
 def _counted_from_one(cache: SoundCache, rng: Random) -> ViewsFile:
-    """Number the layers from 1, so that the last layer lies after the end of the cache."""
+    """Count layers from 1 instead of 0. As a result, the last layer lies after the end of the cache."""
     first, second = (view for view in cache.file.views if view.name in ("layer 0 K data", "layer 1 K data"))
     step = second.offset - first.offset
     return _change_views(cache.file, "", lambda view: replace(view, offset=view.offset + step // view.itemsize))

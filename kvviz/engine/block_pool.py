@@ -103,7 +103,8 @@ class BlockPool:
         """Assign kept blocks to a request.
 
         Raises:
-            BlockError: a block is held by a request (both would write the same slots), or in flight, or not kept.
+            BlockError: a block is held by a request already (two requests would write the same slots), is in flight, or
+                is not kept.
                 Then the request gets no block.
         """
         blocks, kept = self.check(blocks), set(self._prefix.values())

@@ -153,8 +153,9 @@ class Offloader:
         new = {key: block for key, block in zip(keys, blocks, strict=True) if key not in self._slots}
         if len(new) > len(self._free_slots):
             raise BlockError(
-                f"{counted(len(new), 'block')} must be stored, but host memory has room for {len(self._free_slots)} "
-                f"more (of {len(self.host)}): drop stored blocks, or build the offloader with more num_host_blocks"
+                f"{counted(len(new), 'block')} must be stored, but only {len(self._free_slots)} of the "
+                f"{len(self.host)} blocks of host memory are free: drop stored blocks, or build the offloader with a "
+                f"larger num_host_blocks"
             )
         self._check_idle(new.values())
         for key in new:

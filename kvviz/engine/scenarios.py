@@ -1,4 +1,4 @@
-"""Runs the scenarios of the notebooks, for example "both, cells with a tail": quantised cache plus offloading.
+"""Runs the scenarios of the notebooks. For example, "both, cells with a tail" has a quantised cache and offloading.
 
 A scenario says how the engine starts. A run allocates the cache of the scenario and generates text greedily. If cells
 have a tail, every run of a scenario gives the same text. If cells have no tail, scales and codes can overlap, and on

@@ -130,7 +130,7 @@ def _description(fields: dict, tensors: dict[str, np.ndarray]) -> dict:
 
 @contextmanager
 def _only_one(folder: Path) -> Iterator[None]:
-    """Let one process at a time into the block, and say for whom the others wait.
+    """Let only one process at a time run the ``with`` block. A waiting process prints which process it waits for.
 
     Nobody waits if the folder cannot be written, or if its file system has no locks: then each process unpacks.
     """
@@ -168,7 +168,7 @@ def _locked(path: Path) -> filelock.BaseFileLock:
 
 
 def _holder(path: Path) -> str:
-    """Return the name of the process that holds the lock, for a sentence."""
+    """Return words for the process that holds the lock: ``process 1234`` or ``another process``."""
     try:
         return f"process {int(path.read_text())}"
     except (OSError, ValueError):

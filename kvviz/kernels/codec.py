@@ -76,8 +76,8 @@ def kernel_mode(name: str) -> Mode:
     mode = get_mode(name)
     if mode.code not in SUPPORTED_CODES:
         raise ValueError(
-            f"the kernels do not support codes {mode.code!r} of mode {mode.name}, only {', '.join(SUPPORTED_CODES)}: "
-            "add the code to kvviz/kernels/codec.py"
+            f"mode {mode.name} has codes of kind {mode.code!r}, but the kernels support only "
+            f"{', '.join(SUPPORTED_CODES)}: add a branch for this kind to the functions of kvviz/kernels/codec.py"
         )
     if mode.has_zero_point != (mode.code == "int4"):
         raise ValueError(
@@ -142,8 +142,8 @@ def to_e4m3_bits(x):
     """Convert float32 (not NaN) to e4m3fn bits (uint8): clamped to +-448, rounded to nearest even.
 
     From 2**-6 up, e4m3 numbers are normal: subtract the difference of the exponent biases (120), and round 20 mantissa
-    bits away. Below, adding 16384 makes the float32 addition itself round to multiples of 2**-9, which are the
-    subnormal codes.
+    bits away. For numbers below 2**-6, add 16384. This float32 addition rounds to multiples of 2**-9, and the
+    subnormal codes are these multiples.
     """
     size = tl.minimum(tl.abs(x), 448.0)
     bits = size.to(tl.int32, bitcast=True).to(tl.int64)

@@ -6,7 +6,7 @@ float32, or 16 bits with bfloat16. It takes little time, because the operand has
 query heads.
 
 The cache is read in *words* of 16 bits, with ``PER_WORD`` codes each: 1, 2 or 4. Column ``PER_WORD * w + c`` of a cell
-is code c of word w. Tensors over columns are therefore tuples with one tensor per c.
+is code c of word w. Therefore data with one value per column is a tuple of tensors, one per c.
 
 ROWS is the number of rows of a program. A row is one query of one query head. NARROW is the 16-bit type of the operands
 (float32 in the interpreter and on older GPUs, which do not use tensor cores here).

@@ -30,7 +30,7 @@ from kvviz.kernels.rotation import hadamard, rotation_sign, sign_bits
 
 
 # Grid:   (ceil(T / TOKENS), ceil(H / HEADS)) programs.
-# Work:   One program writes TOKENS x HEADS cells of K and the same cells of V. Each cell is one row of the tile: even
+# Work:   One program writes the K and V cells of TOKENS tokens and HEADS heads. Each cell is one row of the tile: even
 #         rows are cells of K, odd rows are cells of V.
 # Reads:  One program reads head_size elements per cell, and 8 bytes of slot_mapping per token.
 # Writes: For each cell, first the scale, then the codes. vLLM's kernel has the same order.

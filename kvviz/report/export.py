@@ -63,7 +63,7 @@ class Progress:
         self._last = time.monotonic()
 
     def say(self, text: str) -> None:
-        """Print a line that stays."""
+        """Print a line that the next progress line does not overwrite."""
         self._write(("\r\x1b[K" if self._terminal else "") + text + "\n")
 
     def cell(self, name: str, number: int, total: int, seconds: float | None) -> None:

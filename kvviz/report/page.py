@@ -173,7 +173,7 @@ def _exporter() -> HTMLExporter:
 
 
 def _with_holes(cell: NotebookNode) -> list[NotebookNode]:
-    """Return the cell as it is, or two cells for a solution: the cell with a hole, and the folded solution."""
+    """Return a list with the cell, or two cells for a solution: the cell with a hole, and the folded solution."""
     if cell.cell_type != "code" or not tagged(cell, SOLUTION):
         return [cell]
     folded = f"<details><summary>A solution</summary>\n\n```python\n{solved(cell.source)}\n```\n\n</details>"

@@ -15,7 +15,9 @@ from kvviz.show.nearby import ROW_BYTES, map_around
 
 
 def assert_layout(given: Mapping[str, Any] | Sequence[View], claims: Sequence[Claim]) -> None:
-    """Raise an AssertionError if the audit is not clean. Its text holds all findings and a map of the first error.
+    """Raise an AssertionError if the audit is not clean.
+
+    The text of the AssertionError holds all findings, and a map of the first finding that is an error.
 
     Args:
         given: tensors or arrays by name, or views.

@@ -205,7 +205,8 @@ def named_maps(maps: Mapping[str, ByteMap] | ByteMap) -> dict[str, ByteMap]:
     for title, record in maps.items():
         if not isinstance(title, str) or not isinstance(record, ByteMap):
             raise ValueError(
-                f"maps must map titles (str) to ByteMaps, but {title!r} has the value {type(record).__name__}"
+                f"maps must have titles (str) as keys and ByteMaps as values, but {title!r} has a "
+                f"{type(record).__name__}"
             )
     return dict(maps)
 
@@ -250,7 +251,7 @@ def _views(record: ByteMap, hues: Mapping) -> dict:
     ids = {name: n for n, name in enumerate(dict.fromkeys(view.name for view in everybody))}
 
     def shown(view: View) -> list:
-        """Return name, form, offset in bytes, hue and id; then layer and id of the scale view, if the view has them."""
+        """Return name, form, offset in bytes, hue and id of a view; then layer and id of its scale view, if any."""
         form = {
             "role": clipped(view.role),
             "half": half_of(view.name),

@@ -38,7 +38,7 @@ class Column:
 
 
 def overview(record: ByteMap, columns: int = COLUMNS) -> tuple[Column, ...]:
-    """Return the storage of a map in at most ``columns`` columns.
+    """Summarise the storage of a map in at most ``columns`` columns.
 
     The answer is empty if the strides of a view are too irregular to count its bytes within the work limit.
     """

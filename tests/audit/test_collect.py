@@ -260,5 +260,5 @@ def test_a_role_is_read_off_the_last_word_alone():
 
 
 def test_two_of_one_name_are_refused():
-    with pytest.raises(ValueError, match="two tensors would be named 'a 0'"):
+    with pytest.raises(ValueError, match="two tensors would get the name 'a 0'"):
         views_of({"a": [torch.zeros(2), torch.zeros(2)], "a 0": torch.zeros(2)})

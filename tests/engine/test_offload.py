@@ -126,7 +126,7 @@ def test_the_narrow_width_loses_the_end_of_every_page():
     [
         (
             lambda c, p, o: o.store("abcde", range(5)),
-            r"5 blocks must be stored, but host memory has room for 4 more \(of 4\)",
+            r"5 blocks must be stored, but only 4 of the 4 blocks of host memory are free",
         ),
         (lambda c, p, o: o.restore(["never"], [0]), "the block with hash never... was never stored"),
         (
@@ -302,7 +302,7 @@ def test_zero_blocks_can_be_moved_and_host_memory_may_have_no_room():
     offloader.store([], []).wait()
     offloader.restore([], []).wait()
     offloader.drop([])
-    with pytest.raises(BlockError, match=r"1 block must be stored, but host memory has room for 0 more \(of 0\)"):
+    with pytest.raises(BlockError, match=r"1 block must be stored, but only 0 of the 0 blocks of host memory are free"):
         offloader.store(["x"], [0])
     assert_sound(offloader)
 

@@ -251,7 +251,9 @@ def test_a_restore_that_fails_is_not_read(copies, monkeypatch):
 
 def test_host_memory_without_room_gives_every_block_back():
     one = engine(MODES[1], "cross-layer NHD", host_blocks=4)
-    with pytest.raises(BlockError, match=r"4 blocks must be stored, but host memory has room for 1 more \(of 4\)"):
+    with pytest.raises(
+        BlockError, match=r"4 blocks must be stored, but only 1 of the 4 blocks of host memory are free"
+    ):
         one.serve([*requests()[:1], *(replace(request, name="again") for request in requests()[1:2])])
     assert one.pool.num_free_blocks == BLOCKS
     assert_sound(one.offloader)

@@ -201,7 +201,8 @@ def test_a_mode_with_a_code_that_the_kernels_lack_is_refused(monkeypatch):
     fp3 = dataclasses.replace(MODES["int8_per_token_head"], name="fp3_per_token_head")
     object.__setattr__(fp3, "code", "fp3")
     monkeypatch.setitem(modes.MODES, fp3.name, fp3)
-    words = f"do not support codes 'fp3' of mode fp3_per_token_head, only {', '.join(codec.SUPPORTED_CODES)}"
+    supported = ", ".join(codec.SUPPORTED_CODES)
+    words = f"mode fp3_per_token_head has codes of kind 'fp3', but the kernels support only {supported}"
     with pytest.raises(ValueError, match=words):
         codec.kernel_mode("fp3_per_token_head")
     with pytest.raises(ValueError, match="fp3_per_token_heads.*did you mean 'fp3_per_token_head'"):

@@ -208,7 +208,10 @@ def test_layers_that_share_a_colour_are_named():
     ("call", "message"),
     [
         (lambda m: MapView({}, row_bytes=8), "there is no map to show"),
-        (lambda m: MapView({"a": 3}, row_bytes=8), "maps must map titles .str. to ByteMaps, but 'a' has the value int"),
+        (
+            lambda m: MapView({"a": 3}, row_bytes=8),
+            "maps must have titles .str. as keys and ByteMaps as values, but 'a' has a int",
+        ),
         (lambda m: MapView(m, row_bytes=0), "row_bytes must be at least 1, not 0"),
         (lambda m: MapView(m, row_bytes=6.4), "row_bytes must be an integer, not 6.4"),
         (

@@ -276,7 +276,7 @@ def words(stretch: ByteRange, with_layer: bool) -> tuple[str, ...]:
 
 
 def _misplaced_words(stretch: ByteRange) -> tuple[str, ...]:
-    """Name the writer: by its layer, or by token and head if it writes within its own layer, or else by ``!``."""
+    """Return texts that name the writer, the longest first. The last text is always ``!``."""
     writer, marks = stretch.writers[0], STATES["misplaced"].marks
     if writer.layer is None:
         return (str(writer), writer.view, *marks)

@@ -149,7 +149,7 @@ def _draw_cell(sheet: Sheet, place: tuple[float, float, float], name: str, parts
             _draw_data_label(ax, part, spec, upper + CELL_INCHES / 2, inch)
     edges = sorted({edge for part in parts for edge in (part.start, part.stop)})
     for edge in edges:
-        # A scale is narrower than the numbers of its two edges: move the numbers apart.
+        # A scale is drawn narrower than the byte numbers below its two edges. Move these numbers apart.
         starts_scale = any(part.start == edge and part.name.endswith("scale") for part in parts)
         ends_scale = edge > 0 and edge - spec.scale_bytes in edges
         side = "right" if starts_scale else "left" if ends_scale else "center"
