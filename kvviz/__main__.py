@@ -138,7 +138,7 @@ def _audit(options: argparse.Namespace) -> int:
 
 
 def _diagnoses(given: "ViewsFile", result: "Audit") -> tuple:
-    """Return the diagnoses of an audit; none, and a sentence on stderr, if they would take too long."""
+    """Return the diagnoses of an audit. If they would take too long, print a sentence on stderr and return none."""
     from kvviz.audit.causes import diagnose
 
     try:

@@ -29,7 +29,8 @@ PACKAGES = {
         "platformdirs",
     ),
 }  # fmt: skip
-"""Extra of pyproject.toml to the modules that it installs; "" is an installation without extras."""
+"""For each extra of pyproject.toml, the modules that it installs. The key "" stands for an installation without
+extras."""
 
 ALL_MODULES = tuple(module for modules in PACKAGES.values() for module in modules)
 DISTRIBUTIONS = {"PIL": "pillow"}
@@ -63,7 +64,7 @@ class Check:
 
 
 Problems = dict[str, str]
-"""Module to the reason why it cannot be imported; modules that can be imported are not in it."""
+"""For each module that cannot be imported, the reason."""
 
 
 def checks() -> tuple[Check, ...]:
@@ -355,7 +356,8 @@ def _no_gpu(name: str) -> Check:
 
 
 def _compiler_missing() -> str | None:
-    """Return what Triton needs to compile its launcher for a GPU and this machine does not have, or None."""
+    """Return what is missing on this machine for Triton to compile its launcher for a GPU. None means that nothing
+    is missing."""
     if not os.environ.get("CC") and not any(shutil.which(name) for name in ("gcc", "clang", "cc")):
         return "a C compiler (gcc or clang)"
     if not Path(sysconfig.get_paths()["include"], "Python.h").is_file():

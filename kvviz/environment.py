@@ -152,7 +152,8 @@ def _python(environment: Path) -> str:
 
 
 def _description(root: Path) -> dict[str, str]:
-    """Describe the environment that ``root`` needs: the folder, and a sum over the files that say what to install."""
+    """Describe the environment that ``root`` needs: the folder, and a sha256 over the files that say what to
+    install."""
     content = b"".join((root / name).read_bytes() for name in ("requirements.txt", "pyproject.toml"))
     return {"folder": str(root), "requirements": hashlib.sha256(content).hexdigest()}
 

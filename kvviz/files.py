@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 STALE_SECONDS = 24 * 3600
-"""Age at which a part file or a temporary folder is taken for a leftover: no process here works for a day."""
+"""Age at which a part file or a temporary folder counts as left behind, because no process of kvviz runs for a whole
+day."""
 
 
 def write_whole(path: Path, data: bytes) -> int:
@@ -42,7 +43,8 @@ def part_file(path: Path) -> Iterator[Path]:
 
 
 def remove_stale(folder: Path, pattern: str, older_than_seconds: float = STALE_SECONDS) -> None:
-    """Remove the files and folders in ``folder`` that match ``pattern`` and were changed that long ago.
+    """Remove the files and folders in ``folder`` that match ``pattern`` and were last changed more than
+    ``older_than_seconds`` ago.
 
     A file or folder that cannot be removed is left alone: this function raises nothing.
     """

@@ -75,7 +75,8 @@ def overlaid(views: Sequence[View]) -> Iterator[Finding]:
 
     Raises:
         ValueError: a view has no axis, so it has no blocks.
-        TooMuchWorkError: block strides differ, and nothing was found in the first blocks.
+        TooMuchWorkError: block strides differ, so only the first blocks were checked. They have no fault, but later
+        blocks may have one.
     """
     for given in by_storage(views):
         limit = _block_limit(given)
@@ -112,7 +113,8 @@ def covers(
 
     Raises:
         ValueError: the views lie in several storages, or a view has no axis, so it has no blocks.
-        TooMuchWorkError: block strides differ, and nothing was found in the first blocks.
+        TooMuchWorkError: block strides differ, so only the first blocks were checked. They have no fault, but later
+        blocks may have one.
     """
     others = dict.fromkeys(view.name for view in (*content, *neighbours) if view.storage != extent.storage)
     if others:
@@ -134,7 +136,8 @@ def covers(
     parts += [replace(part, role="neighbour") for part in touched]
 
     def judge(members: tuple[int, ...]) -> _Verdicts:
-        """Yield a fault if content is not covered by its own block, or if a neighbour is covered by another block."""
+        """Yield ``truncated`` if the extent of a block does not cover its content, and ``oversized`` if it covers
+        another block."""
         labels = {parts[m].label for m in members if parts[m].role == "extent"}
         missing = tuple(m for m in members if parts[m].role == "content" and parts[m].label not in labels)
         foreign = tuple(m for m in members if parts[m].role == "neighbour" and labels - {parts[m].label})

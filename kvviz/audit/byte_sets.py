@@ -177,7 +177,8 @@ def nested_parts(dims: Dims, width: int, name: str, most: int = MAX_SETS) -> lis
 
 
 def _add_dim(start: int, inner: Dims, dim: tuple[int, int], width: int) -> list[tuple[int, Dims]]:
-    """Put a dim around inner ones. If its step is too short for them, only every n-th index goes into one part."""
+    """Add an outer dim to the inner dims. If the step of the outer dim is too short, split it: each part gets every
+    n-th index."""
     step, size = dim
     inner_bytes = sum((n - 1) * s for s, n in inner) + width
     num_parts = min(-(-inner_bytes // step), size)
@@ -188,7 +189,7 @@ def _add_dim(start: int, inner: Dims, dim: tuple[int, int], width: int) -> list[
 
 
 def merge_dims(dims: Dims) -> Dims:
-    """Join each dim with the next larger one if that one continues exactly at its end.
+    """Join two neighbouring dims if the step of the larger dim is exactly the length of the smaller dim.
 
     Example: ``[(4, 8), (32, 10)]`` is ``[(4, 80)]``, because 8 steps of 4 bytes are 32 bytes.
     """

@@ -224,7 +224,7 @@ def _overlaps(state: _State, result: Audit) -> Iterator[list[Guess]]:
 
 
 _ERRORS, _ALL = ("error",), ("error", "warning")
-"""Severities of which no finding may be left after a repair: warnings count if the mistake gave warnings only."""
+"""A repair must leave no finding of these severities. Warnings count only if the mistake gave warnings only."""
 
 
 def _ordered(result: Audit, groups: _Members, left: Audit | None, views: dict[str, View]) -> tuple[Diagnosis, ...]:

@@ -118,7 +118,8 @@ def _of_tensor(name: str, tensor: Any) -> _Geometry:
 
 
 def _of_array(name: str, array: Any) -> _Geometry:
-    # An array does not hold the size of its memory. The last array in the chain of bases covers all of it.
+    # An array does not hold the size of its memory. Follow .base to the last array: this array covers the whole
+    # memory.
     root = array
     while getattr(getattr(root, "base", None), "__array_interface__", None) is not None:
         root = root.base

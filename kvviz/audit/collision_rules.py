@@ -51,7 +51,8 @@ def _first_that_helps(state: dict[str, View], name: str, errors: int, audited: A
 
 
 def padding_slot(state: Mapping[str, View], name: str) -> Proposal | None:
-    """Propose no write, if a row lies at slot -1 of a cache: on the last row, or on the row before the first one."""
+    """If a row lies at slot -1 of a cache (on its last row, or one row before its first row), propose to write
+    nothing."""
     row = state[name]
     for cache in state.values():
         tokens = [axis for axis in (0, 1) if axis < len(cache.shape) - 1]
@@ -129,7 +130,7 @@ def _proposals(state: dict[str, View], name: str) -> Iterator[Proposal]:
 
 
 def _placed(view: View, axis: int, step: int, start: int) -> View:
-    """Return the view with another block step and start, both in bytes; unchanged numbers stay."""
+    """Return the view with another block step and start, both in bytes. All other numbers stay as they are."""
     if step % view.itemsize or start % view.itemsize:
         return view
     stride = tuple(step // view.itemsize if n == axis else old for n, old in enumerate(view.stride))

@@ -45,7 +45,8 @@ def count_solutions(dims: Sequence[Dim], target: int, budget: int = BUDGET) -> i
     if not bound:
         return free
     listed, ((c, n), (d, m)) = bound[:-2], (bound[-1], bound[-2] if len(bound) > 1 else (1, 1))
-    # pair_solutions wants c > 0 and d < 0. Counting an index downwards, i -> n - 1 - i, changes a coefficient's sign.
+    # pair_solutions wants c > 0 and d < 0. To change the sign of a coefficient, count its index downwards: i becomes
+    # n - 1 - i.
     if c < 0:
         target, c = target - (n - 1) * c, -c
     if d > 0:

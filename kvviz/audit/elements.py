@@ -1,4 +1,5 @@
-"""Finds elements of a view: which element covers a byte, and which elements do two index maps put at the same place?
+"""Finds elements of a view: the element that covers a byte, and the elements that two index maps put at the same
+place.
 
 An index map says at which byte each index of a view has its element. Example: if elements of 4 bytes start 8 bytes
 apart, index 1 has its element at bytes [8, 12). So byte 10 belongs to index 1, and byte 13 to no index.

@@ -317,7 +317,7 @@ def declared(claim: Declared, view: View, readings: Sequence[View]) -> Iterator[
 
 
 def _relevant_stride(view: View) -> tuple[int, ...]:
-    """Return the strides, with 0 for an axis with one index: such a stride has no effect on any address."""
+    """Return the strides, with 0 for an axis with one index: such a stride changes no address."""
     return tuple(step if size > 1 else 0 for step, size in zip(view.stride, view.shape, strict=True))
 
 

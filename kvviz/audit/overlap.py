@@ -347,7 +347,7 @@ class _AddressesOnly:
 
 
 def _overlap(a: np.ndarray, b: np.ndarray, work: int) -> bool | None:
-    """Return True if two arrays share a byte, or None if numpy cannot decide it with ``work`` candidates."""
+    """Return True or False: do two arrays share a byte? Return None if numpy gives up after ``work`` candidates."""
     try:
         return bool(np.shares_memory(a, b, max_work=work))
     except (np.exceptions.TooHardError, ValueError, OverflowError):

@@ -145,8 +145,8 @@ class OwnerLookup:
         if storage.name not in self._storage_number:
             key = (storage.nbytes, *map(geometry, owners))
             self._storage_number[storage.name] = self._number_of_geometry.setdefault(key, len(self._number_of_geometry))
-            # One sweep counts all displaced views of the storage. If together they have no short common period, each
-            # view is counted by itself, when it is needed.
+            # One sweep counts all displaced views of the storage. If these views have no short common period, each
+            # view is counted alone, when its hits are asked for.
             with suppress(TooMuchWorkError):
                 self._count_hits(storage, self._displaced(storage), together=True)
         key = self._hit_key(view)

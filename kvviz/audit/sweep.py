@@ -175,7 +175,7 @@ class Sweep:
             # Periods from first up to stop look the same for this pattern. The other periods are taken one by one.
             if p.count == 1 and len(p.starts) == 1:  # one byte range: periods that it fills
                 first, stop = -(-p.base // self.period), p.stop // self.period
-            else:  # copies: periods in which no copy is missing that a longer pattern would have
+            else:  # several copies: periods in which every possible copy of the pattern is present
                 first = -(-(p.base + p.span - p.step) // self.period)
                 stop = (p.base + p.count * p.step) // self.period if self.period % p.step == 0 else first
             first, stop = (max(first, low), min(stop, high)) if first < stop else (high, high)
@@ -220,7 +220,8 @@ class Sweep:
         return np.concatenate(starts), np.concatenate(stops)
 
     def _intervals_of(self, start: int, periods: int, least: int) -> Intervals | None:
-        """Cut the period from ``start`` into intervals; None if no interval has ``least`` claimants."""
+        """Cut the period that begins at ``start`` into intervals. Return None if every interval has fewer than
+        ``least`` owners."""
         here = self._sets_in(start)
         self._spend(len(here) * VISIT_COST)
         copies = [self._copies(self._sets[number], start) for number in here]
@@ -263,7 +264,7 @@ class Sweep:
             if sum(self._weights[owner] for owner in owners) < least:
                 continue
             mine = table.at(slice(bounds[group], bounds[group + 1]))
-            if len(of_group) == 1:  # one combination: each byte set in it has an element wherever an interval has one
+            if len(of_group) == 1:  # one combination: all its byte sets touch the same number of elements
                 sets = Counter(self.owner_of[number] for number in table.combinations[of_group[0]])
                 elements = tuple(touched[self._itemsizes[owner]][group] * sets[owner] for owner in owners)
             else:
@@ -294,8 +295,8 @@ def _list_ranges(byte_set: ByteSet) -> ByteSet:
 def touched_elements(starts: np.ndarray, sizes: np.ndarray, itemsize: int, groups: np.ndarray) -> list[int]:
     """Count the elements of ``itemsize`` bytes that the intervals of each group touch.
 
-    An interval touches the elements from ``start // itemsize`` to that of its last byte. If the interval before it in
-    the group ends in the same element, this element was counted already.
+    An interval touches the elements from the one with its first byte to the one with its last byte. If the interval
+    before it in the group ends in the same element, this element was counted already.
 
     Args:
         starts, sizes: intervals, ascending in each group: int64, shape (intervals,).

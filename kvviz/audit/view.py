@@ -37,7 +37,7 @@ class Storage:
 
 @dataclass(frozen=True)
 class View:
-    """A strided view: element ``index`` has ``itemsize`` bytes, and ``start_of(index)`` is the first one.
+    """A strided view: element ``index`` has ``itemsize`` bytes; ``start_of(index)`` is the first of these bytes.
 
     Args:
         name: a name for people, for example ``layer 3 K scale``.
@@ -121,7 +121,8 @@ class View:
 
     @cached_property
     def nested(self) -> bool:
-        """Return True if each stride is larger than everything inside it. Then no two elements overlap."""
+        """Return True if each stride is larger than any offset that the axes with smaller strides can give. Then no
+        two elements overlap."""
         reach = 1
         for step, size in sorted((abs(step), n) for step, n in zip(self.stride, self.shape, strict=True) if n > 1):
             if step < reach:

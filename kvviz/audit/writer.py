@@ -103,7 +103,8 @@ def _address(storage):
 def _memory_of(tensor):
     """Return (device, first address, bytes) of a tensor's storage."""
     storage = tensor.untyped_storage()
-    # Ids of meta storages are close together. Shifted by 40 bits, storages of up to 1 TiB do not overlap.
+    # Ids of meta storages are close together. Each id is shifted by 40 bits. So two storages of up to 1 TiB do not
+    # overlap.
     start = storage.data_ptr() or storage._cdata << 40
     return str(tensor.device), start, storage.nbytes()
 

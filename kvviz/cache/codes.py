@@ -191,7 +191,8 @@ def _hadamard(groups: torch.Tensor) -> torch.Tensor:
 
 
 def _half_away(x: torch.Tensor) -> torch.Tensor:
-    """Round to the nearest integer, halves away from zero. In float32 the sum x + 0.5 could round, so it is float64."""
+    """Round to the nearest integer, halves away from zero. The sum x + 0.5 is computed in float64, because float32
+    would round it for some x."""
     return torch.copysign(torch.floor(x.abs().double() + 0.5), x.double()).float()
 
 

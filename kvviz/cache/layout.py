@@ -106,7 +106,7 @@ class Layout:
 
 LAYOUTS = {
     **{name: Layout(name, "split", order) for name, order in _SPLIT.items()},
-    # In the packed form K and V are just outside the bytes of a cell.
+    # In the packed packing, axis K stands directly before axis C in the order.
     **{name: Layout(name, "packed", name.replace("C", "KC")) for name in _PACKED},
 }
 """Every layout by name."""

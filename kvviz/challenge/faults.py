@@ -178,7 +178,7 @@ def _odd_start(cache: SoundCache, rng: Random) -> ViewsFile:
 
 
 def _too_many_ids(cache: SoundCache, rng: Random) -> ViewsFile:
-    """Claim one block id too many, or as many ids as a table has that counts in blocks of another size."""
+    """Claim one block id too many, or the number of ids of a table with another block size."""
     one_more = rng.random() < 0.5
     return _change_claims(
         cache.file, Maps, lambda claim: replace(claim, count=claim.count + 1 if one_more else claim.count * claim.ratio)

@@ -32,7 +32,8 @@ PARTS = ("kind", "first byte", "fix")
 """The parts of an answer."""
 
 MAX_DRAWS = 1_000
-"""How many caches are drawn before an error, until one shows exactly the wanted fault. Most sets need a few draws."""
+"""The most caches that are drawn to find one with exactly the wanted fault. After that, an error is raised. Most
+sets need a few draws."""
 
 _WRONG_ELEMENT = "the start of the lowest element that is in a wrong place (where it is, not where it belongs)"
 
@@ -74,7 +75,8 @@ class Case:
 
     Attributes:
         level, seed, number: the case is made from these three.
-        file: the views file, geometry alone. Offsets and strides count elements of the view.
+        file: the views file, with views and claims. It holds no cache data, and not the correct answer. Offsets and
+        strides count elements of the view.
     """
 
     level: str

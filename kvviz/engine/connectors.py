@@ -66,7 +66,8 @@ class KVConnector(Protocol):
 
 @dataclass(frozen=True)
 class OffloadingConnector:
-    """Moves blocks to host memory. Always prefers cross-layer blocks. If ``patched``, not in per-token-head modes."""
+    """Moves blocks to host memory. Prefers cross-layer blocks. If ``patched`` is True, it does not prefer them in
+    per-token-head modes."""
 
     patched: bool = False
 

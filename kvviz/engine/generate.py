@@ -135,7 +135,8 @@ class GroupedBackend:
 
     @property
     def max_tokens(self) -> int:
-        """Return how many tokens fit into the blocks of every group."""
+        """Return how many tokens the cache can hold. Each group must hold all tokens, so the smallest group
+        decides."""
         return min(group.max_tokens for group in self.groups)
 
     def check(self, sizes: ModelConfig) -> None:

@@ -95,7 +95,8 @@ class Scenario:
     def start(
         self, model: LanguageModel, num_tokens: int, decision: Decision | None = None
     ) -> PagedBackend | GroupedBackend:
-        """Return a backend with a new cache for ``num_tokens`` on the model's device. All scales are 1.0."""
+        """Return a backend with a new cache for ``num_tokens`` on the model's device. Scales, if any, start as
+        1.0."""
         cache = self.build(model.config, num_tokens, model.device, decision=decision)
         scales = cache.ensure_scale_caches(self.carve) if cache.spec.is_per_token_head else None
         if self.num_kv_cache_groups == 1:

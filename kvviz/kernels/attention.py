@@ -23,12 +23,12 @@ from kvviz.kernels.codec import (
 
 
 # Grid:   (S, ceil(longest query / QUERIES), ceil(H / HEADS)) programs.
-# Work:   One program computes QUERIES queries of one sequence, for HEADS KV heads and the GROUP query heads of each. It
-#         goes over the context in tiles of TILE tokens and keeps a running softmax.
+# Work:   One program computes the attention of up to QUERIES queries of one sequence, for HEADS KV heads with GROUP
+#         query heads each. It goes over the context in tiles of TILE tokens and keeps a running softmax.
 # Reads:  One program reads the cells (codes and scales) of K and V, up to the position of its last query.
 # Writes: head_size float32 values per (query, query head).
-# Tiles:  Queries and output (HEADS, ROWS, COLUMNS); row r is query r // GROUP and query head r % GROUP of the KV head.
-#         Keys (HEADS, COLUMNS, TILE), values (HEADS, TILE, COLUMNS), scores (HEADS, ROWS, TILE).
+# Tiles:  Queries and output have shape (HEADS, ROWS, COLUMNS). Row r is query r // GROUP and query head r % GROUP of
+#         the KV head. Keys (HEADS, COLUMNS, TILE), values (HEADS, TILE, COLUMNS), scores (HEADS, ROWS, TILE).
 @triton.jit
 def _attention_kernel(
     query_ptr, k_cache_ptr, v_cache_ptr, k_scale_ptr, v_scale_ptr, out_ptr,

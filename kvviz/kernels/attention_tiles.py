@@ -201,7 +201,7 @@ def _tile_kernel(
 # Work:   One program merges the results of all splits, for one query and HEADS of its query heads.
 # Reads:  head_size + 2 float32 values per split and query head.
 # Writes: head_size float32 values per query head, rotated back in a mode with rotation.
-# Tiles:  Sums (HEADS, COLUMNS), numbers per head (HEADS,).
+# Tiles:  The sums have shape (HEADS, COLUMNS). Each number per head has shape (HEADS,).
 @triton.jit
 def _merge_kernel(
     sum_ptr, max_ptr, weight_ptr, out_ptr, out_token, out_head, splits,

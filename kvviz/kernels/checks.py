@@ -157,7 +157,7 @@ def check_queries(query: torch.Tensor, k_cells: torch.Tensor, mode: str) -> None
 
 
 def check_lengths(max_query_len: int | None, max_seq_len: int | None) -> tuple[int, int] | None:
-    """Return both lengths as Python integers, or None unless both are given."""
+    """Return both lengths as Python integers. If one of them is None, return None."""
     for name, length in (("max_query_len", max_query_len), ("max_seq_len", max_seq_len)):
         if length is not None and not is_integer(length, 1):
             raise ValueError(f"{name} must be an integer of at least 1, not {length!r}")
@@ -205,7 +205,8 @@ def check_sequences(
 def _check_numbers(
     block_table: torch.Tensor, lengths: list[int], starts: list[int], num_queries: int, k_cells: torch.Tensor
 ) -> tuple[int, int]:
-    """Check the numbers of all sequences, and return the largest number of queries and of tokens."""
+    """Check the length, queries and blocks of each sequence. Return the most queries and the most tokens of one
+    sequence."""
     if starts[0] != 0 or starts[-1] != num_queries:
         raise ValueError(
             f"query_start_loc must go from 0 to {num_queries} queries, but it goes from {starts[0]} to {starts[-1]}"

@@ -24,7 +24,7 @@ MOST_PARTS = 65_535
 # Work:   One program copies WORDS words of each of PIECES pieces.
 # Reads:  For each piece, 8 bytes of the block list, 24 bytes of the table, and the words of the piece.
 # Writes: The same number of words.
-# Tiles:  Words (PIECES, WORDS), numbers per piece (PIECES,).
+# Tiles:  The words have shape (PIECES, WORDS). Each number per piece has shape (PIECES,).
 @triton.jit
 def _move_kernel(
     cache_ptr, stage_ptr, table_ptr, block_ptr, num_pieces, block_words,

@@ -97,7 +97,7 @@ def _memory_shortage() -> str:
 
 
 def _interpreter_requested() -> bool:
-    """Return True if ``TRITON_INTERPRET`` has one of the values that Triton takes for yes."""
+    """Return True if ``TRITON_INTERPRET`` has a value that turns on the interpreter of Triton."""
     return os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "on", "yes", "y")
 
 

@@ -65,7 +65,8 @@ class Frame:
 
     @property
     def facts(self) -> tuple[tuple[str, str], ...]:
-        """Return the labels and values of ``machine`` in the order of a page, with shortened paths."""
+        """Return the labels and values of ``machine`` in the order in which a page shows them. Paths are
+        shortened."""
         short = shortener(self.folder)
         labels = [label for label in CUSTOMARY if label in self.machine]
         labels += [label for label in self.machine if label not in CUSTOMARY]

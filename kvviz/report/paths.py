@@ -26,7 +26,7 @@ _AFTER = r"(?:([/\\])|(?![\w-]|\.\w))"
 def shortener(folder: Path) -> Callable[[str], str]:
     """Return a function that shortens the paths of this machine in a text.
 
-    - ``folder`` becomes the name of the folder.
+    - The path of ``folder`` becomes its last part.
     - The folder that holds ``kvviz`` is removed: ``kvviz/cache/spec.py`` stays.
     - The folders of Python become ``python`` and ``site-packages``.
     - The folders for temporary files become ``tmp``.

@@ -177,12 +177,12 @@ class _Renderer(IPythonRenderer):
         self.seen: list[tuple[int, str, str]] = []
 
     def hold(self, fragment: str) -> str:
-        """Keep an HTML fragment and return a token for it."""
+        """Keep an HTML fragment and return a placeholder for it."""
         self._held.append(fragment)
         return f"{_OPEN}{len(self._held) - 1}{_CLOSE}"
 
     def fill(self, text: str) -> str:
-        """Return ``text`` with all tokens replaced by their fragments."""
+        """Return ``text`` with each placeholder replaced by the HTML that it stands for."""
         return _HELD.sub(lambda token: self._held[int(token.group(1))], text)
 
     def inline(self, text: str) -> str:
@@ -190,7 +190,7 @@ class _Renderer(IPythonRenderer):
         return self.fill(bleach.clean(_LINK_TAG.sub("", text), tags=INLINE_TAGS, attributes={}))
 
     def inline_math(self, body: str) -> str:
-        """Return a token for a formula inside a line."""
+        """Return a placeholder for a formula inside a line."""
         return self.hold(mathml(body, "inline"))
 
     def block_math(self, body: str) -> str:

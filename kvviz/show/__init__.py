@@ -1,1 +1,1 @@
-"""What people see: byte maps (text, picture, figure, interactive), the page of an audit, and explorers."""
+"""Shows results to people: byte maps, the page of an audit, and explorers (sliders that change a small cache)."""

@@ -51,7 +51,7 @@ class Part:
 
     @property
     def half(self) -> str:
-        """``K``, ``V`` or nothing, from the view's name."""
+        """The letter K or V in the name of the view, or "" if there is none."""
         return half_of(self.view)
 
     def __str__(self) -> str:
