@@ -52,8 +52,8 @@ def test_scale_and_element_of_every_mode(mode, per_token_head, element, scale, p
     assert (made.element_bytes, made.scale_bytes, made.scale_offset_bytes) == (element, scale, place)
 
 
-def test_every_mode_has_its_numbers_here():
-    assert set(MODES) == {"bfloat16", "fp8", "int8_per_token_head", "fp8_per_token_head", "int4_per_token_head"}
+def test_the_modes_of_released_vllm_are_here():
+    assert set(MODES) >= {"bfloat16", "fp8", "int8_per_token_head", "fp8_per_token_head", "int4_per_token_head"}
 
 
 @pytest.mark.parametrize(
