@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from kvviz.audit.findings import KINDS
 from kvviz.cache.buffers import allocate, block_runs
 from kvviz.cache.layout import AXES, LAYOUTS
 from kvviz.cache.modes import MODES
 from kvviz.cache.spec import CacheSpec
+from kvviz.engine.weights import MODEL
 from tests.test_report import CONTRAST
 
 ROOT = Path(__file__).parents[1]
@@ -22,6 +22,13 @@ ENTRIES = [match.groups() for match in map(ENTRY.fullmatch, GLOSSARY.splitlines(
 
 RELEASED = ("bfloat16", "fp8", "int8_per_token_head", "fp8_per_token_head", "int4_per_token_head")
 """The modes of released vLLM, which glossary and cheat sheet explain. A new mode need not be in them."""
+
+RELEASED_KINDS = (
+    "collision", "misplaced", "permuted", "out_of_bounds", "truncated", "oversized", "self_overlap", "ambiguous",
+    "unaligned", "index_space",
+)  # fmt: skip
+"""The finding kinds of the released kvviz, which glossary and docs/audit.md explain. A new kind is added at a release.
+"""
 
 
 def plain(text: str) -> str:
@@ -44,9 +51,13 @@ class TestGlossary:
         assert said.endswith(".") and 1 <= len(re.findall(r"\.(?= |$)", said)) <= 2
 
     def test_kinds_and_modes_are_terms(self):
-        assert {*KINDS, *(name for name in RELEASED if MODES[name].is_per_token_head)} <= {
-            term for term, _, _ in ENTRIES
-        }
+        modes = {name for name in RELEASED if MODES[name].is_per_token_head}
+        assert {*RELEASED_KINDS, *modes} <= {term for term, _, _ in ENTRIES}
+
+    def test_kinds_have_a_row(self):
+        page = (ROOT / "docs" / "audit.md").read_text(encoding="utf-8")
+        cells = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
+        assert {*RELEASED_KINDS} <= {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
 
 
 def test_the_instructor_finds_the_time_of_every_notebook():
@@ -83,6 +94,10 @@ def test_sections_that_an_instructor_may_skip_are_there():
     ]
     notebooks = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "notebooks").glob("*.ipynb"))
     assert [title for title in quoted if title not in text or f"## {title}" not in notebooks] == []
+
+
+def test_the_settings_name_the_wheel_of_the_model():
+    assert f"`{MODEL.requirement}`" in (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
 
 
 def test_the_hub_page_names_what_the_configuration_reads():

@@ -90,7 +90,7 @@ def effect_words(findings: Sequence[Finding], views: Mapping[str, View]) -> str:
     clauses = []
     for kind in KINDS:
         mine = [finding for finding in findings if finding.kind == kind]
-        clauses += [_CLAUSES[kind](mine, views)] if mine else []
+        clauses += [_CLAUSES[kind](mine, views) if kind in _CLAUSES else KINDS[kind].meaning] if mine else []
     return ". ".join(clause[0].upper() + clause[1:] for clause in clauses) + "." if clauses else ""
 
 
@@ -139,7 +139,7 @@ def _counts(singular: str, plural: str, size: str = "byte"):
     return clause
 
 
-_CLAUSES = {
+_CLAUSES = {  # the clause of any other kind is the meaning in its record
     "collision": _collision,
     "misplaced": _misplaced,
     "permuted": _counts("lies at the place of another one", "have the right bytes in another order", "element"),

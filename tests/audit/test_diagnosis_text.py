@@ -10,6 +10,7 @@ from kvviz.audit.audit import audit_views
 from kvviz.audit.causes import diagnose
 from kvviz.audit.claims import Covers, Disjoint, Follows
 from kvviz.audit.diagnosis_text import COLUMNS, audit_text
+from kvviz.audit.findings import KINDS, Audit, Finding, FindingKind
 from kvviz.audit.view import Storage, View
 from kvviz.cache.buffers import allocate
 from kvviz.cache.spec import CacheSpec
@@ -77,6 +78,15 @@ def test_a_finding_without_a_known_cause_is_printed():
     assert text.startswith(
         "not clean: 1 finding, and no known cause explains it\nout_of_bounds: v: 1 element, 1 byte of s"
     )
+
+
+def test_a_new_kind_is_explained_by_its_meaning(monkeypatch):
+    monkeypatch.setitem(KINDS, "twice", FindingKind("twice", "a scale is written twice"))
+    view = View("v", Storage("s", 4), (4,), (1,))
+    result = Audit((Finding("twice", ("v",), "s", 1, 1),), ())
+    known = diagnose([view], (), result)
+    assert [one.effect for one in known] == ["A scale is written twice."]
+    assert "twice" in audit_text(result, known)
 
 
 @pytest.mark.parametrize("verbose", [False, True])
