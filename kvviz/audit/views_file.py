@@ -227,7 +227,13 @@ def anonymous(file: ViewsFile) -> ViewsFile:
     layers: dict[str, int] = {}
     renamed = {view.name: _layer_name(view.name, layers) for view in file.views}
     storages = {storage: replace(storage, name=f"storage {n}") for n, storage in enumerate(file.storages)}
-    views = tuple(replace(view, name=renamed[view.name], storage=storages[view.storage]) for view in file.views)
+    views = tuple(
+        View(
+            renamed[view.name], storages[view.storage], view.shape, view.stride, view.offset, view.itemsize, view.axes,
+            view.role,
+        )  # not replace(): a field that is added later could hold a name
+        for view in file.views
+    )  # fmt: skip
     claims = tuple(_renamed(claim, number, renamed) for number, claim in enumerate(file.claims))
     return ViewsFile(tuple(storages.values()), views, claims)
 

@@ -15,7 +15,13 @@ from kvviz.audit.views_file import CLAIMS, DTYPES, ViewsFileError, dump, load
 from kvviz.audit.views_schema import SCHEMA
 
 VALIDATOR = Draft202012Validator(SCHEMA)
-VIEW_OPTIONAL = {"offset": 4, "axes": ["block"], "role": "scale"}
+VIEW_VALUES = {"text": "scale", "integer": 4, "array": ["block"]}
+VIEW_OPTIONAL = {
+    name: VIEW_VALUES[rule.get("type") or rule["$ref"].rpartition("/")[2]]
+    for name, rule in SCHEMA["$defs"]["view"]["properties"].items()
+    if name not in SCHEMA["$defs"]["view"]["required"]
+}
+"""A value for each optional field of a view, by the type in the schema. A new field is tested without a change here."""
 CLAIM_VALUES = {
     "views": ["a", "b"], "content": ["a"], "neighbours": ["b"], "readings": ["a", "b"], "declared": "a", "name": "ids",
     "address_type": "int32", "at_bytes": 4, "count": 2, "ratio": 1, "stride_bytes": None, "boundary_bytes": 16,
@@ -115,3 +121,10 @@ def test_kinds_fields_and_types_are_those_of_the_code():
     assert SCHEMA["$defs"]["type_name"]["enum"] == [*DTYPES]
     given = {*SCHEMA["$defs"]["view"]["properties"]} - {"dtype"} | {"itemsize"}
     assert given == {part.name for part in fields(View)}
+
+
+def test_every_optional_field_of_a_view_is_read_and_written():
+    file = load(json.dumps(full_file()))
+    written = json.loads(dump(file))["views"][0]
+    assert {name: written[name] for name in VIEW_OPTIONAL} == VIEW_OPTIONAL
+    assert len(VIEW_OPTIONAL) >= 3 and load(dump(file)) == file
