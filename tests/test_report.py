@@ -398,6 +398,14 @@ def dead_links(folder: Path) -> list[str]:
 
 @pytest.mark.notebook
 class TestRuns:
+    def test_stated_times_are_added_before_they_are_rounded(self, tmp_path, capsys):
+        write(tmp_path, "01_a", CHUNK, minutes_cpu=0.4)
+        write(tmp_path, "02_b", CHUNK, minutes_cpu=1.3)
+        assert main(tmp_path, tmp_path / "out", machine=MACHINE) == 0
+        assert "2 notebooks, about 2 min according to their authors" in capsys.readouterr().out
+        index = (tmp_path / "out" / "index.html").read_text(encoding="utf-8")
+        assert re.findall(r"to run: ([^<]+)<", index) == ["less than 1 min", "about 1 min"]
+
     def test_runs_exports_and_says_so(self, tmp_path, capsys, monkeypatch):
         home = tmp_path / "home"
         home.mkdir()

@@ -22,6 +22,7 @@ from kvviz.report.interrupt import Ended, ended_by_signals
 from kvviz.report.notebook import Failure, Notebook, execute, read
 from kvviz.report.page import CUSTOMARY, Entry, Frame, Link, relink, render_index, render_page
 from kvviz.report.paths import shortener
+from kvviz.report.prose import counted
 
 CELL_TIMEOUT_S = 900
 """Seconds that one cell may take. The longest notebook of the project takes about 150 s on two CPU cores."""
@@ -201,9 +202,9 @@ def _announce(chosen: Sequence[Notebook], machine: Mapping[str, str], progress: 
         progress.say(", ".join(facts))
     without = [notebook.name for notebook in chosen if _minutes(notebook, machine) is None]
     total = sum(_minutes(notebook, machine) or 0 for notebook in chosen)
-    known = f"about {total:g} min according to their authors" if len(without) < len(chosen) else "no time stated"
+    known = f"{_about(total)} according to their authors" if len(without) < len(chosen) else "no time stated"
     unknown = f" (no time stated in {', '.join(without)})" if 0 < len(without) < len(chosen) else ""
-    progress.say(f"{_count(len(chosen), 'notebook')}, {known}{unknown}")
+    progress.say(f"{counted(len(chosen), 'notebook')}, {known}{unknown}")
 
 
 def _minutes(notebook: Notebook, machine: Mapping[str, str]) -> float | None:
@@ -212,8 +213,9 @@ def _minutes(notebook: Notebook, machine: Mapping[str, str]) -> float | None:
     return notebook.minutes_gpu if on_gpu else notebook.minutes_cpu
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" + ("" if number == 1 else "s")
+def _about(minutes: float) -> str:
+    """Return a time in whole minutes, in words."""
+    return f"about {round(minutes)} min" if minutes >= 1 else "less than 1 min"
 
 
 def _run_and_publish(notebook: Notebook, report: Report, cell_timeout_s: int) -> None:
@@ -313,7 +315,7 @@ def _total(runs: Sequence[Run], chosen: int) -> str:
     """Return how many of the ``chosen`` notebooks ran, which of them have no page, and why."""
     ran = [run for run in runs if run.failure is None]
     seconds = sum(run.seconds for run in runs)
-    total = f"{len(ran)} of {_count(chosen, 'notebook')} ran, in {seconds:.0f} s."
+    total = f"{len(ran)} of {counted(chosen, 'notebook')} ran, in {seconds:.0f} s."
     failed = [run.notebook.name for run in runs if run.failure]
     if failed:
         total += f" No page for {', '.join(failed)}."
@@ -327,8 +329,8 @@ def _total(runs: Sequence[Run], chosen: int) -> str:
 def _together(everything: Sequence[Notebook], machine: Mapping[str, str]) -> str:
     reading = sum(notebook.minutes_read or 0 for notebook in everything)
     running = sum(_minutes(notebook, machine) or 0 for notebook in everything)
-    run = f", and about {running:g} min to run" if running else ""
-    return f"{_count(len(everything), 'notebook')}: about {reading} min to read{run}."
+    run = f", and {_about(running)} to run" if running else ""
+    return f"{counted(len(everything), 'notebook')}: about {reading} min to read{run}."
 
 
 def _pack(archive: Path, status: int, report: Report) -> int:
@@ -342,7 +344,7 @@ def _pack(archive: Path, status: int, report: Report) -> int:
     except OSError as error:
         print(f"report: {archive} could not be written ({error.strerror or error})", file=sys.stderr)
         return 1
-    report.progress.say(f"{_count(len(pages), 'page')} and the list of pages are in {archive}, {size / 1024:,.0f} KiB")
+    report.progress.say(f"{counted(len(pages), 'page')} and the list of pages are in {archive}, {size / 1024:,.0f} KiB")
     return 0
 
 
@@ -360,7 +362,7 @@ def _entry(notebook: Notebook, report: Report, has_page: bool) -> Entry:
         name=notebook.name,
         title=notebook.title,
         promise=notebook.promise,
-        minutes="no time stated" if minutes is None else f"about {minutes:g} min",
+        minutes="no time stated" if minutes is None else _about(minutes),
         reading=f"about {notebook.minutes_read} min" if notebook.minutes_read else "",
         seconds=f"measured {run.seconds:.1f} s" if run else "",
         ran=bool(run and run.has_page),

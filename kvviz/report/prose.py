@@ -91,6 +91,11 @@ def plain(fragment: str) -> str:
     return " ".join(html.unescape(re.sub(r"<[^>]*>", "", fragment)).split())
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun: ``1 page``, ``2 pages``."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def reading_minutes(sources: Sequence[str]) -> int:
     """Return how many whole minutes it takes to read the cells of a notebook, at least 1.
 

@@ -29,6 +29,7 @@ from nbformat import NotebookNode
 
 from kvviz.files import write_whole
 from kvviz.report.notebook import read
+from kvviz.report.prose import counted
 
 SOLUTION, CHECK, MAY_RAISE = "solution", "check", "raises-exception"
 """Tags of cells. Jupyter runs the next cell after an error if the cell has the tag ``raises-exception``."""
@@ -140,14 +141,10 @@ def main(notebooks: Path, out: Path) -> int:
     lessons = sum(name.endswith(".ipynb") for name in made) // 2
     holes = sum(data.count(b"# your code here (about ") for data in made.values())
     print(
-        f"{_count(lessons, 'notebook')}: {out / 'participants'} with {_count(holes, 'hole')}, "
+        f"{counted(lessons, 'notebook')}: {out / 'participants'} with {counted(holes, 'hole')}, "
         f"{out / 'instructor'} with the solutions"
     )
     return 0
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
 def _differs(path: Path, data: bytes) -> bool:
