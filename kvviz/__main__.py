@@ -35,6 +35,16 @@ EMPTY = 4
 """Exit status of ``kvviz audit`` for a file without views. Such a file is not clean, because nothing was audited."""
 
 
+EXIT_STATUSES = """\
+exit status:
+  0  clean: every claim holds
+  1  there are findings
+  2  the file cannot be used
+  4  the file has no views, so nothing was audited
+"""
+"""The end of ``kvviz audit --help``."""
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run one command and return its exit status. An error that a user can correct is one sentence, and status 2."""
     for stream in (sys.stdout, sys.stderr):  # names of views may contain characters that the terminal cannot show
@@ -55,49 +65,75 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="kvviz", description="Find out which bytes of a KV cache belong to whom.")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    parser = argparse.ArgumentParser(
+        prog="kvviz",
+        description="Show which tensor owns each byte of a KV cache, and find tensors that overwrite each other.",
+        epilog="kvviz COMMAND --help explains one command.",
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", title="commands")
 
-    doctor = commands.add_parser("doctor", help="check this machine for the notebooks, and say what is missing")
+    doctor = _command(commands, "doctor", "check if this machine can run the notebooks, and print what is missing")
     doctor.set_defaults(run=_doctor)
 
-    fetch = commands.add_parser(
-        "fetch", help="download the language model (98 MB) into the cache folder and unpack it (540 MB)"
+    fetch = _command(
+        commands,
+        "fetch",
+        "download the language model (98 MB) into the user's cache folder, and unpack it there (540 MB)",
     )
     fetch.set_defaults(run=_fetch)
 
     audit = commands.add_parser(
         "audit",
-        help="audit a views file: exit status 0 clean, 1 findings, 2 the file cannot be used, 4 no views",
-        description="Audit a views file, and name the mistakes behind the findings. "
-        "Exit status: 0 clean, 1 findings, 2 the file cannot be used, 4 the file has no views.",
+        help="check the memory layout of an engine's cache, and print its mistakes",
+        description="Read a views file, and check every claim in it. Print each mistake, and how to repair it.",
+        epilog=EXIT_STATUSES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     audit.add_argument(
-        "file", type=Path, metavar="FILE", help="a views file (kvviz.audit.views_file describes the format)"
+        "file", type=Path, metavar="FILE", help="the views file: JSON with views and claims (see docs/audit.md)"
     )
-    audit.add_argument("-v", "--verbose", action="store_true", help="also print every finding")
-    audit.add_argument("--json", type=Path, metavar="OUT", help="also write findings and diagnoses as JSON")
-    audit.add_argument("--html", type=Path, metavar="OUT", help="also write a page with a map for each finding")
+    audit.add_argument("-v", "--verbose", action="store_true", help="print every finding")
+    audit.add_argument("--json", type=Path, metavar="OUT", help="write the findings and the mistakes to this JSON file")
+    audit.add_argument("--html", type=Path, metavar="OUT", help="write a map of each finding to this HTML file")
     audit.set_defaults(run=_audit)
 
-    report = commands.add_parser("report", help="run notebooks and write them as self-contained HTML")
+    report = _command(commands, "report", "run notebooks, and write one HTML page for each")
     report.add_argument(
-        "--notebooks", type=Path, default=Path("notebooks"), metavar="DIR", help="folder of the notebooks"
+        "--notebooks",
+        type=Path,
+        default=Path("notebooks"),
+        metavar="DIR",
+        help="folder of the notebooks (default: notebooks)",
     )
-    report.add_argument("--out", type=Path, default=Path("reports"), metavar="DIR", help="folder for the pages")
-    report.add_argument("--archive", type=Path, metavar="FILE.zip", help="also pack all pages into one file")
-    report.add_argument("only", nargs="*", metavar="NAME", help="notebooks to run (default: all)")
+    report.add_argument(
+        "--out", type=Path, default=Path("reports"), metavar="DIR", help="folder for the pages (default: reports)"
+    )
+    report.add_argument("--archive", type=Path, metavar="FILE.zip", help="pack all pages into this file")
+    report.add_argument("only", nargs="*", metavar="NAME", help="notebook to run, for example 03 (default: all)")
     report.set_defaults(run=_report)
 
-    workshop = commands.add_parser(
-        "workshop", help="write the notebooks for participants (exercises with holes) and for the instructor"
+    workshop = _command(
+        commands,
+        "workshop",
+        "write notebooks with holes for participants, and notebooks with solutions for the instructor",
     )
     workshop.add_argument(
-        "--notebooks", type=Path, default=Path("notebooks"), metavar="DIR", help="folder of the notebooks"
+        "--notebooks",
+        type=Path,
+        default=Path("notebooks"),
+        metavar="DIR",
+        help="folder of the notebooks (default: notebooks)",
     )
-    workshop.add_argument("--out", type=Path, default=Path("workshop"), metavar="DIR", help="folder for the copies")
+    workshop.add_argument(
+        "--out", type=Path, default=Path("workshop"), metavar="DIR", help="folder for the copies (default: workshop)"
+    )
     workshop.set_defaults(run=_workshop)
     return parser
+
+
+def _command(commands, name: str, purpose: str) -> argparse.ArgumentParser:
+    """Return a new parser of one command. Its purpose is printed in both help texts."""
+    return commands.add_parser(name, help=purpose, description=f"{purpose[0].upper()}{purpose[1:]}.")
 
 
 def _doctor(options: argparse.Namespace) -> int:

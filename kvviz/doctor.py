@@ -98,12 +98,14 @@ def main() -> int:
     made = checks()
     print(render(made))
     if ready(made):
-        print("\nEverything that the notebooks need is there.")
+        print("\nThe notebooks can run on this machine.")
+        if any(check.status == "note" for check in made):
+            print('They can run without the things in lines that start with "note".')
         return 0
-    print("\nCorrect the lines with fail before you run the notebooks.")
+    print('\nThe notebooks cannot run yet. Correct each line that starts with "fail", then run kvviz doctor again.')
     failed = {check.name for check in made if check.status == "fail"}
     if "audit" not in failed and failed & {"torch", "jupyter"}:
-        print("kvviz audit works without them.")
+        print("The command kvviz audit works already.")
     return 1
 
 
@@ -339,8 +341,8 @@ def _memory(name: str, free_bytes: int, total_bytes: int, least_bytes: int) -> C
     free, total, least = (number / 2**30 for number in (free_bytes, total_bytes, least_bytes))
     if free < least:
         remedy = f"A notebook takes about {least:.0f} GiB: close other programs."
-        return Check(name, "note", f"{free:.1f} of {total:.1f} GiB free", remedy)
-    return Check(name, "ok", f"at least {least:.0f} of {total:.1f} GiB free")
+        return Check(name, "note", f"{total:.1f} GiB, of which {free:.1f} GiB are free", remedy)
+    return Check(name, "ok", f"{total:.1f} GiB, of which at least {least:.0f} GiB are free")
 
 
 def _no_gpu(name: str) -> Check:
@@ -348,7 +350,7 @@ def _no_gpu(name: str) -> Check:
     import torch
 
     if not shutil.which("nvidia-smi") and not Path("/dev/nvidiactl").exists():
-        return Check(name, "ok", "no GPU, and none is needed")
+        return Check(name, "ok", "this machine has no GPU, and kvviz does not need one")
     if torch.version.cuda is None:
         return Check(name, "note", "torch cannot use the NVIDIA GPU", "Install the CUDA build of torch to use the GPU.")
     remedy = f"Check with nvidia-smi that the driver works and is new enough for CUDA {torch.version.cuda}."

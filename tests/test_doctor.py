@@ -185,8 +185,10 @@ def test_an_old_version_is_a_fail(version, status):
 
 def test_little_memory_is_a_note():
     assert doctor._memory("memory", 1 << 30, 8 << 30, 2 << 30).status == "note"
-    assert doctor._memory("memory", 2 << 30, 8 << 30, 2 << 30) == Check("memory", "ok", "at least 2 of 8.0 GiB free")
-    assert doctor._memory("memory", 3 << 30, 8 << 30, 2 << 30).text == "at least 2 of 8.0 GiB free"
+    assert doctor._memory("memory", 2 << 30, 8 << 30, 2 << 30) == Check(
+        "memory", "ok", "8.0 GiB, of which at least 2 GiB are free"
+    )
+    assert doctor._memory("memory", 3 << 30, 8 << 30, 2 << 30).text == "8.0 GiB, of which at least 2 GiB are free"
 
 
 @pytest.mark.parametrize(
@@ -232,7 +234,7 @@ def test_a_full_gpu_is_a_note_with_what_to_do(monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", no_context)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: SimpleNamespace(total_memory=8 << 30))
     check = doctor._gpu_memory("GPU memory", {})
-    assert (check.status, check.text) == ("note", "0.0 of 8.0 GiB free")
+    assert (check.status, check.text) == ("note", "8.0 GiB, of which 0.0 GiB are free")
 
 
 @pytest.mark.parametrize(("cuda", "words"), [(None, "CUDA build of torch"), ("12.8", "new enough for CUDA 12.8")])
@@ -269,7 +271,7 @@ def test_the_command_exits_with_what_it_found(monkeypatch, capsys):
 def test_an_installation_without_extras_learns_that_the_audit_works(monkeypatch, capsys, failed, said):
     monkeypatch.setattr(doctor, "checks", lambda: (Check(failed, "fail", "absent", "get it"),))
     doctor.main()
-    assert ("kvviz audit works without them." in capsys.readouterr().out) == said
+    assert ("The command kvviz audit works already." in capsys.readouterr().out) == said
 
 
 def test_the_parser_and_the_model_file_need_no_package():
