@@ -19,8 +19,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from kvviz.audit.byte_sets import ByteSet, Pattern, TooMuchWorkError, byte_sets
-from kvviz.audit.elements import place_of_byte
-from kvviz.audit.findings import Finding, counted
+from kvviz.audit.elements import locate, place
+from kvviz.audit.findings import Finding, Place, counted
 from kvviz.audit.overlap import by_storage
 from kvviz.audit.sweep import Intervals, Sweep
 from kvviz.audit.view import MAX_ADDRESS, View
@@ -63,11 +63,15 @@ class _Fault:
         bytes: number of bytes.
         first: the lowest byte.
         elements: for each view, how many of its elements have a byte with this fault.
+        members: numbers of all parts that have the lowest byte.
+        affected: numbers of those members that the fault affects.
     """
 
     bytes: int = 0
     first: int = MAX_ADDRESS
     elements: Counter[str] = field(default_factory=Counter)
+    members: tuple[int, ...] = ()
+    affected: tuple[int, ...] = ()
 
 
 def overlaid(views: Sequence[View]) -> Iterator[Finding]:
@@ -81,7 +85,8 @@ def overlaid(views: Sequence[View]) -> Iterator[Finding]:
     for given in by_storage(views):
         limit = _block_limit(given)
         group = [_first_blocks(view, limit) for view in given]
-        parts = _parts(group, _block_stride(group))
+        stride = _block_stride(group)
+        parts = _parts(group, stride)
 
         def different_blocks(members: tuple[int, ...], parts: Sequence[_Part] = parts) -> _Verdicts:
             """Yield a fault if the parts that share some bytes are not all of one block."""
@@ -91,7 +96,7 @@ def overlaid(views: Sequence[View]) -> Iterator[Finding]:
         faults = _find_faults(parts, different_blocks)
         _check_judged(faults, limit, given)
         for names, fault in sorted(faults.items(), key=lambda item: (item[1].first, item[0])):
-            example = tuple(p for view in group if view.name in names for p in place_of_byte(view, fault.first))
+            example = _colliding_places(parts, fault, stride)
             storage, text = group[0].storage.name, "different block ids share these bytes"
             finding = Finding("collision", names, storage, fault.elements.total(), fault.bytes, example, text=text)
             yield _without_counts(finding, limit)
@@ -147,13 +152,60 @@ def covers(
     _check_judged(faults, limit, [extent, *owed, *neighbours])
     for kind, views in (("truncated", content), ("oversized", neighbours)):
         if kind in faults:
-            yield _without_counts(_extent_finding(kind, extent, views, faults[kind]), limit)
+            example = _extent_places(kind, parts, faults[kind], stride)
+            yield _without_counts(_extent_finding(kind, extent, views, faults[kind], example), limit)
 
 
-def _extent_finding(kind: str, extent: View, views: Sequence[View], fault: _Fault) -> Finding:
+def _colliding_places(parts: Sequence[_Part], fault: _Fault, stride: int | None) -> tuple[Place, ...]:
+    """Return elements that share a collision's lowest byte: two of different blocks, then one of each other view."""
+    blocks = [(part.view, _block_at(part, fault.first, stride)) for part in (parts[m] for m in fault.members)]
+    lowest: dict[str, tuple[View, int]] = {}
+    for view, block in blocks:
+        lowest[view.name] = min(lowest.get(view.name, (view, block)), (view, block), key=lambda pair: pair[1])
+    first, *rest = lowest.values()
+    others = [pair for pair in (*rest, *blocks) if pair[1] != first[1]]
+    second = min(others, key=lambda pair: pair[0].name == first[0].name)  # better a block of another view
+    shown = [first, second, *(pair for pair in rest if pair[0].name != second[0].name)]
+    return tuple(p for view, block in shown for p in _place_in_block(view, block, fault.first))
+
+
+def _extent_places(kind: str, parts: Sequence[_Part], fault: _Fault, stride: int | None) -> tuple[Place, ...]:
+    """Return elements at the lowest byte of an extent's fault.
+
+    ``oversized``: the element of the extent, and the elements of other blocks that it covers. ``truncated``: the
+    elements of the content. The extent of their block does not have this byte.
+    """
+    hit: dict[str, tuple[View, int]] = {}
+    for part in (parts[m] for m in fault.affected):
+        pair = part.view, _block_at(part, fault.first, stride)
+        hit[part.view.name] = min(hit.get(part.view.name, pair), pair, key=lambda pair: pair[1])
+    shown = list(hit.values())
+    if kind == "oversized":
+        taken = [part for part in (parts[m] for m in fault.members) if part.role == "extent"]
+        blocks = [_block_at(part, fault.first, stride) for part in taken]
+        foreign = [block for block in blocks if all(block != other for _, other in shown)]
+        # If several blocks of the extent take this byte, some views may be hit in one of these blocks.
+        block = min(foreign or [block for block in blocks if block != shown[0][1]])
+        shown = [(taken[0].view, block), *(pair for pair in shown if pair[1] != block)]
+    return tuple(p for view, block in shown for p in _place_in_block(view, block, fault.first))
+
+
+def _block_at(part: _Part, byte: int, stride: int | None) -> int:
+    """Return the block to which a byte of a part belongs."""
+    return byte // stride - part.label if stride else part.label
+
+
+def _place_in_block(view: View, block: int, byte: int) -> tuple[Place, ...]:
+    """Find an element of one block that covers ``byte``. Return ``(place,)``, or ``()`` if the search is too long."""
+    index = locate(_block(view, block), byte)
+    return () if index is None else (place(view, (block, *index[1:])),)
+
+
+def _extent_finding(
+    kind: str, extent: View, views: Sequence[View], fault: _Fault, example: tuple[Place, ...]
+) -> Finding:
     """Return the finding of one fault of an extent, with the views that it affects."""
     hit = [view for view in views if fault.elements[view.name]]
-    example = tuple(p for view in (extent, *hit) for p in place_of_byte(view, fault.first))
     names = tuple(dict.fromkeys((extent.name, *(view.name for view in hit))))
     of_views = dict.fromkeys(view.name for view in hit)
     counts = [f"{counted(fault.elements[name], 'element')} of {name}" for name in of_views]
@@ -182,7 +234,11 @@ def _find_faults(parts: Sequence[_Part], judge: Callable[[tuple[int, ...]], _Ver
             bad = table.covered_by({position for positions in affected.values() for position in positions})
             fault = faults.setdefault(key, _Fault())
             fault.bytes += int(bad.sizes.sum()) * table.periods
-            fault.first = min(fault.first, int(bad.starts[0]))
+            if int(bad.starts[0]) < fault.first:
+                position = int(bad.combination[0])
+                members = sorted({sweep.owner_of[number] for number in table.combinations[position]})
+                fault.first, fault.members = int(bad.starts[0]), tuple(members)
+                fault.affected = tuple(part for part in members if position in affected.get(part, ()))
             for part, positions in affected.items():
                 count = sweep.count_elements(bad, part, positions)
                 fault.elements[parts[part].view.name] += count * table.periods

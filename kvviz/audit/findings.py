@@ -62,8 +62,8 @@ KINDS: dict[str, FindingKind] = {kind.name: kind for kind in _KINDS}
 MOST_HITS, MOST_NAMES, MOST_PLACES = 6, 4, 4
 """Limits of a finding's text: lines about owners that are hit, names of views, and places."""
 
-ARROW_LABELS = ("first", "belongs", "owner there")
-"""Labels of an arrow's places: where the first element lies, where it belongs, and whose bytes it lies on."""
+ARROW_LABELS = ("first", "belongs", "belongs there")
+"""Labels of an arrow's places: where the first element lies, where it belongs, and which element belongs there."""
 
 LOOK_ELSEWHERE = (
     "clean: every claim holds. Look next at ordering (a race, a missing wait), at lifetimes (stale bytes of a block's "

@@ -44,18 +44,23 @@ class OwnerLookup:
     Args:
         owners: the views that rightfully own bytes.
         placed: for each claim about places: the view, and its rightful map.
+        own_names: the name that the rightful map of a view has among the owners, by the name of the view.
         witnesses: True if examples and hit owners are wanted.
 
     Attributes:
-        placed, witnesses: the arguments.
+        placed, own_names, witnesses: the arguments.
         parts: what :mod:`kvviz.audit.blocks` computes about views once per audit.
         self_overlaps: counts elements of one view that overlap.
     """
 
     def __init__(
-        self, owners: Sequence[View], placed: Mapping[BelongsAt | Follows, tuple[View, View]], witnesses: bool
+        self,
+        owners: Sequence[View],
+        placed: Mapping[BelongsAt | Follows, tuple[View, View]],
+        own_names: Mapping[str, str],
+        witnesses: bool,
     ) -> None:
-        self.placed, self.witnesses = placed, witnesses
+        self.placed, self.own_names, self.witnesses = placed, own_names, witnesses
         self.parts: dict = {}
         self.self_overlaps = SelfOverlaps()
         self._work_left = BUDGET
@@ -113,7 +118,8 @@ class OwnerLookup:
         counts, right = Counter(self._hits_of_all(view)), self.num_right(view, rightful)
         if right:
             counts -= self._hits_of_right(view, rightful, right)
-        named = {f"{w}, at another index" if w == rightful.name else w: n for w, n in counts.items() if n}
+        own = self.own_names[view.name]
+        named = {f"{w}, at another index" if w == own else w: n for w, n in counts.items() if n}
         return tuple(sorted(named.items(), key=lambda item: (-item[1], item[0])))
 
     def _hits_of_right(self, view: View, rightful: View, right: int) -> Counter:
@@ -158,7 +164,10 @@ class OwnerLookup:
                 )
             self._count_hits(storage, {key: view})
         names = (OUTSIDE, PADDING, *(owner.name for owner in owners))
-        return {names[number]: count for number, count in self._hit_counts[key].items()}
+        counts = Counter()
+        for number, count in self._hit_counts[key].items():
+            counts[names[number]] += count
+        return counts
 
     def _hit_key(self, view: View) -> tuple:
         """Return a key. Views with equal keys have equal counts: their storages and elements have equal geometry."""

@@ -21,7 +21,9 @@ class RightfulPlaces:
         moved: the rightful map of each such view, by the view's name.
         references: names of views that only state where another view belongs.
         extents: names of views that only state what a transfer takes.
-        owners: all views that rightfully own bytes. A view with a rightful map is replaced by this map.
+        owners: all views that rightfully own bytes. A view with a rightful map is replaced by this map. The map has its
+            own name here: the name of the view that states the place, if there is such a view.
+        own_names: this name of the rightful map, by the name of the view that belongs there.
     """
 
     placed: dict[BelongsAt | Follows, tuple[View, View]]
@@ -29,6 +31,7 @@ class RightfulPlaces:
     references: frozenset[str]
     extents: frozenset[str]
     owners: tuple[View, ...]
+    own_names: dict[str, str]
 
 
 def rightful_places(views: Sequence[View], claims: Sequence[Claim]) -> RightfulPlaces:
@@ -38,17 +41,33 @@ def rightful_places(views: Sequence[View], claims: Sequence[Claim]) -> RightfulP
         ValueError: a claim names a view that was not given, or its views do not fit together.
     """
     named = {view.name: view for view in views}
-    placed = {}
+    placed, own_names = {}, {}
     for claim in claims:
         if isinstance(claim, BelongsAt | Follows):
             name = claim.view if isinstance(claim, BelongsAt) else claim.scale
             placed[claim] = (view_named(named, name), rightful_place(claim, named))
+            own_names[name] = _own_name(claim, named)
     moved = {view.name: rightful for view, rightful in placed.values()}
     given_by_name = {c.rightful for c in claims if isinstance(c, BelongsAt) and isinstance(c.rightful, str)}
     references = frozenset(given_by_name - moved.keys())
     extents = frozenset(claim.extent for claim in claims if isinstance(claim, Covers))
     others = [view for view in views if view.name not in moved.keys() | references | extents]
-    return RightfulPlaces(placed, moved, references, extents, (*others, *moved.values()))
+    maps = [replace(rightful, name=own_names[name]) for name, rightful in moved.items()]
+    owners = dict.fromkeys((*others, *maps))  # two views may belong at one place
+    return RightfulPlaces(placed, moved, references, extents, tuple(owners), own_names)
+
+
+def _own_name(claim: BelongsAt | Follows, named: dict[str, View]) -> str:
+    """Return the name of the view that states a rightful place, or the name of the view that belongs there.
+
+    The second name is taken if the claim gives no view, or if another given view already has the first name.
+    """
+    if isinstance(claim, Follows):
+        return claim.scale
+    if isinstance(claim.rightful, str):
+        return claim.rightful
+    other = named.get(claim.rightful.name, claim.rightful)
+    return claim.rightful.name if other == claim.rightful else claim.view
 
 
 def rightful_place(claim: BelongsAt | Follows, named: dict[str, View]) -> View:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from kvviz.audit.claims import Claim, Disjoint
+from kvviz.audit.claims import BelongsAt, Claim, Disjoint
 from kvviz.audit.findings import NO_MAP, Finding, Place
 from kvviz.audit.rightful import rightful_places
 from kvviz.audit.view import Storage, View
@@ -80,6 +80,8 @@ def _shown(finding: Finding, views: Sequence[View], claims: Sequence[Claim]) -> 
     """Return owners and writers to show: the views that the finding names, and views claimed disjoint from these."""
     named = {view.name: view for view in views}
     names = [*finding.views, *(place.view for place in finding.example), *(owner for owner, _ in finding.hits)]
+    # A map shows a rightful place as the owner with the name of the view that belongs there.
+    names += [claim.view for claim in claims if isinstance(claim, BelongsAt) and claim.rightful in names]
     companions = [claim.views for claim in claims if isinstance(claim, Disjoint) and set(claim.views) & {*names}]
     names += [name for others in companions for name in others]
     places = rightful_places(views, claims)

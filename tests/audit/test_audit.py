@@ -289,11 +289,35 @@ def test_a_misplaced_view_in_words():
         "misplaced: a: 4 elements, 16 bytes of A\n"
         "  first: a [block 0] at bytes [8, 12)\n"
         "  belongs: a [block 0] at bytes [0, 4)\n"
-        "  owner there: a [block 1] at bytes [8, 12)\n"
+        "  belongs there: a [block 1] at bytes [8, 12)\n"
         "  lands on b: 2\n"
         "  lands on a, at another index: 1\n"
         "  lands on padding: 1"
     )
+
+
+def test_a_place_is_named_by_the_view_that_lies_there():
+    """read[1] belongs at byte 1 and lies at byte 2. The view that lies at byte 1 is the rightful one."""
+    storage = Storage("s", 4)
+    views = [View("rightful", storage, (3,), (1,)), View("read", storage, (3,), (1,), 1)]
+    (finding,) = audit_views(views, [BelongsAt("read", "rightful")]).findings
+    assert str(finding) == (
+        "misplaced: read: 3 elements, 3 bytes of s\n"
+        "  first: read [axis 0 0] at bytes [1, 2)\n"
+        "  belongs: read [axis 0 0] at bytes [0, 1)\n"
+        "  belongs there: rightful [axis 0 1] at bytes [1, 2)\n"
+        "  lands on rightful, at another index: 2\n"
+        "  lands on padding: 1"
+    )
+
+
+def test_a_rightful_place_never_has_the_name_of_another_view():
+    storage = Storage("s", 8)
+    views = [View("a", storage, (2,), (1,)), View("b", storage, (2,), (1,), 4)]
+    (finding,) = audit_views(views, [BelongsAt("a", View("b", storage, (2,), (1,), 1))]).findings
+    assert [place.view for place in finding.example] == ["a", "a"] and finding.hits[0][0] == "a, at another index"
+    (finding,) = audit_views(views, [BelongsAt("a", View("home", storage, (2,), (1,), 1))]).findings
+    assert finding.hits == (("home, at another index", 1), ("padding", 1))
 
 
 def test_of_many_names_only_some_are_printed():

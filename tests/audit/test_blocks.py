@@ -80,16 +80,27 @@ def expected_overlay(views):
     for names, bytes_ in groups.items():
         bad = {name: dict.fromkeys(range(9), set(bytes_)) for name in names}
         cells = touching([view for view in views if view.name in names], bad)
-        yield "collision", names, cells.total(), len(bytes_)
+        yield "collision", names, cells.total(), len(bytes_), min(bytes_)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_overlay_is_that_of_the_account(seed):
     views = scene(seed)
     found = claimed(views, [Overlay(tuple(view.name for view in views))])
-    assert sorted(map(record, found)) == sorted(expected_overlay(views))
+    assert sorted(map(record, found)) == sorted(tuple(want) for *want, _ in expected_overlay(views))
+    first_of = {names: first for _, names, _, _, first in expected_overlay(views)}
     for finding in found:
-        assert finding.example and len({p.view for p in finding.example}) == len(finding.views)
+        first, second, *_ = finding.example
+        assert first.index[0] != second.index[0] and {p.view for p in finding.example} == {*finding.views}
+        check_places(finding, first_of[finding.views], views)
+
+
+def check_places(finding, byte: int, views) -> None:
+    """Check that each place of an example is an element of its view and covers the byte."""
+    named = {view.name: view for view in views}
+    for place in finding.example:
+        bytes_ = range(place.start_bytes, place.stop_bytes)
+        assert byte in bytes_ and bytes_ == elements(named[place.view])[place.index]
 
 
 def expected_covers(extent, content, neighbours):
@@ -124,6 +135,49 @@ def test_covers_is_that_of_the_account(seed):
     assert list(map(record, found)) == list(expected_covers(extent, content, neighbours or content))
     for finding in found:
         assert finding.text.startswith(f"{finding.bytes} byte")
+        check_places_of_extent(finding, extent, content, neighbours or content)
+
+
+def check_places_of_extent(finding, extent, content, neighbours):
+    """The example shows a block of the extent with the byte of another block, or content that its block lacks."""
+    taken, (first, *others) = blocks_of(extent), finding.example
+    if finding.kind == "truncated":
+        bad = {v.name: {b: there - taken[b] for b, there in blocks_of(v).items() if b in taken} for v in content}
+        shown = finding.example
+    else:
+        bad = {
+            v.name: {b: there & set().union(*(taken[o] for o in taken if o != b)) for b, there in blocks_of(v).items()}
+            for v in neighbours
+        }
+        shown = others
+    byte = min(byte for by_block in bad.values() for there in by_block.values() for byte in there)
+    check_places(finding, byte, [extent, *content, *neighbours])
+    assert shown and all(byte in bad[p.view][p.index[0]] for p in shown)
+    if finding.kind == "oversized":
+        assert first.view == extent.name and byte in taken[first.index[0]]
+        assert all(p.index[0] != first.index[0] for p in others)
+
+
+def test_a_place_of_an_extent_is_of_the_block_that_is_wrong():
+    """The second block of the extent takes bytes of block 0. Byte 2 is also in block 0 of the extent."""
+    storage = Storage("s", 12)
+    views = [View("blocks", storage, (3, 4), (4, 1)), View("sent", storage, (2, 8), (2, 1))]
+    (finding,) = claimed(views, [Covers("sent", ("blocks",))])
+    assert record(finding) == ("oversized", ("sent", "blocks"), 8, 8)
+    assert [str(place) for place in finding.example] == [
+        "sent [axis 0 1, axis 1 0] at bytes [2, 3)",
+        "blocks [axis 0 0, axis 1 2] at bytes [2, 3)",
+    ]
+
+
+def test_places_of_an_overlay_are_of_different_blocks():
+    storage = Storage("s", 12)
+    views = [View("blocks", storage, (3, 4), (4, 1)), View("other", storage, (2, 8), (2, 1))]
+    finding = next(f for f in claimed(views, [Overlay(("blocks", "other"))]) if len(f.views) == 2)
+    assert [str(place) for place in finding.example] == [
+        "blocks [axis 0 0, axis 1 2] at bytes [2, 3)",
+        "other [axis 0 1, axis 1 0] at bytes [2, 3)",
+    ]
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -174,14 +174,18 @@ class Enumeration:
         self._add(kind, [name], len(wrong), len(bytes_), hits.items())
 
     def _under(self, byte: int, storage: str, home: str) -> str:
-        """Return the rightful owner of a byte. Data come first; of several owners, the last one."""
+        """Return the rightful owner of a byte. Data come first; of several owners, the last one.
+
+        A rightful place has the name of the view that states it.
+        """
         if byte not in range(self.nbytes[storage]):
             return "outside the storage"
         here = {name: there for name, there in self._owners().items() if self.views[name]["storage"] == storage}
         owners = [name for name, there in here.items() if byte in there]
         data = [name for name in owners if self.views[name]["role"] == "data"]
         owner = (data or owners or ["padding"])[-1]
-        return f"{owner}, at another index" if owner == home else owner
+        stated = {claim.get("view", claim.get("scale")): claim.get("rightful", home) for claim in self._placing()}
+        return f"{owner}, at another index" if owner == stated[home] else owner
 
     def _owners(self) -> dict[str, set[int]]:
         """Return the bytes of each rightful owner. A view with a rightful place owns that place."""
@@ -191,7 +195,9 @@ class Enumeration:
             self._owned = {n: all_bytes(v) for n, v in self.views.items() if n not in aside and n not in moved}
             for name, claim in moved.items():
                 size, homes = ITEMSIZE[self.views[name]["dtype"]], self._rightful(claim).values()
-                self._owned[name] = {byte for start in homes for byte in range(start, start + size)}
+                self._owned[claim.get("rightful", name)] = {
+                    byte for start in homes for byte in range(start, start + size)
+                }
         return self._owned
 
     def _placing(self) -> list[dict]:
