@@ -31,6 +31,9 @@ AUDIT_SECONDS = 10
 DIAGNOSIS_SECONDS = 5
 """Time limit of one diagnosis. A real cache takes less than one second. After that, only findings are printed."""
 
+NOT_ALL_JUDGED = 3
+"""Exit status after work that would exceed its limit."""
+
 EMPTY = 4
 """Exit status of ``kvviz audit`` for a file without views. Such a file is not clean, because nothing was audited."""
 
@@ -43,6 +46,15 @@ exit status:
   4  the file has no views, so nothing was audited
 """
 """The end of ``kvviz audit --help``."""
+
+COMPARE_STATUSES = """\
+exit status:
+  0  clean: each byte of the receiver gets what it needs
+  1  some bytes do not
+  2  a file cannot be used
+  3  the comparison would take too much work, so nothing was judged
+"""
+"""The end of ``kvviz compare --help``."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -96,6 +108,24 @@ def _parser() -> argparse.ArgumentParser:
     audit.add_argument("--json", type=Path, metavar="OUT", help="write the findings and the mistakes to this JSON file")
     audit.add_argument("--html", type=Path, metavar="OUT", help="write a map of each finding to this HTML file")
     audit.set_defaults(run=_audit)
+
+    compare = commands.add_parser(
+        "compare",
+        help="check a transfer of blocks between the caches of two processes",
+        description="Read the views of a sender and of a receiver. Print what each byte of the receiver gets.",
+        epilog=COMPARE_STATUSES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    compare.add_argument("sender", type=Path, metavar="A.json", help="the views file of the sender")
+    compare.add_argument("receiver", type=Path, metavar="B.json", help="the views file of the receiver")
+    compare.add_argument(
+        "--transfer",
+        type=Path,
+        metavar="T.json",
+        help="the copies (see docs/compare.md; default: block n to block n, between views of the same name)",
+    )
+    compare.add_argument("--json", type=Path, metavar="OUT", help="write the result to this JSON file")
+    compare.set_defaults(run=_compare)
 
     report = _command(commands, "report", "run notebooks, and write one HTML page for each")
     report.add_argument(
@@ -183,6 +213,29 @@ def _diagnoses(given: "ViewsFile", result: "Audit") -> tuple:
     except (ValueError, MemoryError, OverflowError) as error:
         print(f"kvviz audit: no diagnosis: {_sentence(error)}", file=sys.stderr)
         return ()
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from kvviz.audit import compare, rank_bytes, transfer_file, views_file
+
+    inputs = {"A.json": options.sender, "B.json": options.receiver, "--transfer": options.transfer}
+    for name, path in inputs.items():
+        if path and options.json and _same_file(path, options.json):
+            raise OSError(f"--json and {name} are the same file, {path}: give --json another path")
+    sent, received = (views_file.read(path).views for path in (options.sender, options.receiver))
+    if options.transfer:
+        transfer = transfer_file.read_transfer(options.transfer, sent, received)
+    else:
+        transfer = compare.default_transfer(rank_bytes.Rank(sent), rank_bytes.Rank(received))
+    try:
+        result = compare.compare(transfer)
+    except rank_bytes.TooMuchWorkError as error:
+        print(f"kvviz compare: not judged: {error}", file=sys.stderr)
+        return NOT_ALL_JUDGED
+    _print(str(result))
+    if options.json:
+        _write(options.json, compare.comparison_json(result))
+    return 0 if result.clean else 1
 
 
 def _check_files(options: argparse.Namespace) -> None:

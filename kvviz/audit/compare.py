@@ -126,16 +126,17 @@ class Comparison:
             ]
         lines += [f"note: {note}" for note in self.notes]
         if self.repair:
-            lines.append(f"repair: {len(self.repair):,} pieces per period. Tried: clean. The first of them:")
+            pieces = f"{len(self.repair):,} pieces" if len(self.repair) > 1 else "1 piece"
+            first = ". The first 3:" if len(self.repair) > 3 else ":"
+            lines.append(f"repair: {pieces} per period, tried and clean{first}")
             lines += [f"  {_piece_text(piece)}" for piece in self.repair[:3]]
         return "\n".join(lines)
 
 
 def _piece_text(piece: Piece) -> str:
-    return (
-        f"{piece.nbytes} bytes from sender {piece.sender} {piece.source} block {piece.from_block} "
-        f"byte {piece.from_byte} to receiver {piece.receiver} {piece.target} block {piece.to_block} byte {piece.to_byte}"
-    )
+    source = f"sender {piece.sender} {piece.source} block {piece.from_block} byte {piece.from_byte}"
+    target = f"receiver {piece.receiver} {piece.target} block {piece.to_block} byte {piece.to_byte}"
+    return f"{piece.nbytes} bytes from {source} to {target}"
 
 
 def comparison_json(result: Comparison) -> str:

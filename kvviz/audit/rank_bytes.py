@@ -214,7 +214,7 @@ class RankBytes:
         self._residues: dict[tuple[str, int], tuple[np.ndarray, np.ndarray]] = {}
 
     def step(self, view: View) -> int:
-        """Return the units from one block of a view to the next. A view of one block gets a step beyond all addresses."""
+        """Return the units from one block of a view to the next. A view of one block gets a very large step."""
         if blocks_of(view) < 2:
             return 1 << 50
         return view.stride[view.axes.index("block")] * view.itemsize // self.unit

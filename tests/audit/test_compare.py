@@ -204,7 +204,9 @@ EQUAL = [row for row in SERVED if row["prefill_block_size"] == row["decode_block
 
 def test_two_blocks_in_one_must_be_rearranged():
     (row,) = [row for row in SERVED if row not in EQUAL]
-    counts = compare(served(row)).counts
+    result = compare(served(row))
+    assert compare(replace(served(row), pieces=result.repair)).clean and result.repair
+    counts = result.counts
     assert counts["right"] == counts["wrong"] == 4 * 4 * 2 * 1024 and sum(counts.values()) == 2 * counts["right"]
 
 
