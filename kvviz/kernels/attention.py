@@ -1,7 +1,8 @@
-"""Paged attention over the quantised cache: dequantise K and V inside the kernel, with the scales in the cells.
+"""Paged attention over the quantised cache. The kernel dequantises K and V itself, with the scales of the cells.
 
-It serves decoding, whole prompts and parts of prompts. GPUs of sm_89 and later use the kernels of ``attention_tiles``
-if possible. The interpreter, older GPUs and all other calls use the kernel of this module.
+It serves decoding, whole prompts and parts of prompts. There are two implementations. On GPUs of sm_89 and later, the
+kernels of ``attention_tiles`` compute each call that they support. All other calls use the kernel of this module, and
+so do the interpreter and older GPUs.
 """
 
 import torch
@@ -23,12 +24,13 @@ from kvviz.kernels.codec import (
 
 
 # Grid:   (S, ceil(longest query / QUERIES), ceil(H / HEADS)) programs.
-# Work:   One program computes the attention of up to QUERIES queries of one sequence, for HEADS KV heads with GROUP
-#         query heads each. It goes over the context in tiles of TILE tokens and keeps a running softmax.
+# Work:   One program computes the attention of up to QUERIES queries of one sequence. It does this for HEADS KV heads,
+#         with GROUP query heads each. It reads the context in tiles of TILE tokens, and keeps a running softmax.
 # Reads:  One program reads the cells (codes and scales) of K and V, up to the position of its last query.
-# Writes: head_size float32 values per (query, query head).
-# Tiles:  Queries and output have shape (HEADS, ROWS, COLUMNS). Row r is query r // GROUP and query head r % GROUP of
-#         the KV head. Keys (HEADS, COLUMNS, TILE), values (HEADS, TILE, COLUMNS), scores (HEADS, ROWS, TILE).
+# Writes: One program writes head_size float32 values per query and query head.
+# Tiles:  Queries and output have shape (HEADS, ROWS, COLUMNS). Row r belongs to query r // GROUP and to query head
+#         r % GROUP of the KV head. Keys have shape (HEADS, COLUMNS, TILE). Values have shape (HEADS, TILE, COLUMNS).
+#         Scores have shape (HEADS, ROWS, TILE).
 @triton.jit
 def _attention_kernel(
     query_ptr, k_cache_ptr, v_cache_ptr, k_scale_ptr, v_scale_ptr, out_ptr,
@@ -79,7 +81,7 @@ def _attention_kernel(
                 k_scale = tl.load(k_scale_ptr + scale_place, mask=real_cell, other=0.0).to(tl.float32)
                 v_scale = tl.load(v_scale_ptr + scale_place, mask=real_cell, other=0.0).to(tl.float32)
 
-            # 3b. Keys and scores. A query sees the tokens up to its own position.
+            # 3b. Load the keys and compute the scores. A query sees the tokens up to its own position.
             down = channel[None, :, None]
             k = load_values(k_cache_ptr, cell, down, real_cell & (down < head_size), k_scale, CODE)
             scores = tl.dot(q, k, input_precision="ieee")
@@ -87,14 +89,14 @@ def _attention_kernel(
                 scores = scores * k_scale
             scores = tl.where(real_cell & (context <= position), scores, -INFINITY)
 
-            # 3c. Softmax: if the maximum has grown, scale the sums of the earlier tiles down.
+            # 3c. Compute the weights. If the maximum of a row has grown, scale down the sums of the earlier tiles.
             new_max = tl.maximum(running_max, tl.max(scores, axis=2, keep_dims=True))
-            shift = tl.where(new_max == -INFINITY, 0.0, new_max)  # a row without any token yet: avoid inf - inf
+            shift = tl.where(new_max == -INFINITY, 0.0, new_max)  # 0 for a row that has seen no token: avoid inf - inf
             weights = tl.exp(scores - shift)
             shrink = tl.exp(running_max - shift)
             weight_sum = weight_sum * shrink + tl.sum(weights, axis=2, keep_dims=True)
 
-            # 3d. Values.
+            # 3d. Load the values and add them to the sums.
             if SCALED:
                 weights = tl.where(context < stop, weights * v_scale, 0.0)
             v_cell = tl.trans(cell, (0, 2, 1))
@@ -123,30 +125,36 @@ def paged_attention(
 ) -> torch.Tensor:
     """Compute causal attention of the last tokens of each sequence over the K and V in the cache.
 
-    A NaN in V is never hidden, but it can reach too many queries: all queries of the call whose KV head and tile have
-    the NaN, even queries of earlier positions.
+    A NaN in V always reaches the queries that attend to the cell of the NaN. It can also reach earlier queries of the
+    same sequence, because the kernel multiplies a whole tile of tokens at once.
+
+    In the shapes, T is the number of queries, Hq the number of query heads, and D the head size. S is the number of
+    sequences. B, N and H are the number of blocks, of tokens per block, and of KV heads.
 
     Args:
-        query: ``(T, Hq, D)``. Sequence i has rows ``query_start_loc[i]`` to ``query_start_loc[i + 1]``. These are the
-            last tokens of the sequence, and their K and V are already in the cache.
-        kv_cache: the view of one layer, as for ``write_kv``.
-        block_table: int32 ``(S, W)``, the blocks of each sequence in order.
-        seq_lens: int32 ``(S,)``, the number of tokens of each sequence, the queries included.
-        query_start_loc: int32 ``(S + 1,)``.
+        query: float32, bfloat16 or float16 tensor of shape ``(T, Hq, D)``. Sequence i has rows ``query_start_loc[i]``
+            to ``query_start_loc[i + 1] - 1``. These are the last tokens of the sequence. Their K and V must already be
+            in the cache.
+        kv_cache: the KV view of one layer, as for ``write_kv``.
+        block_table: int32 tensor of shape ``(S, W)``. Row i lists the blocks of sequence i in order.
+        seq_lens: int32 tensor of shape ``(S,)``: the number of tokens of each sequence. This number includes the
+            tokens of the queries.
+        query_start_loc: int32 tensor of shape ``(S + 1,)``: the first row of each sequence in ``query``, then T.
         kv_cache_dtype: the name of the mode.
-        k_scale_cache, v_scale_cache: ``(B, N, H)`` in the mode's scale dtype (float32) for per-token-head modes. The
-            scales are read through exactly these views.
-        softmax_scale: default ``D ** -0.5``.
-        max_query_len, max_seq_len: the largest number of queries and of tokens of one sequence. Give both only if the
-            table, the lengths and the starts are known to be right: they are not checked then. That saves waiting for
-            the GPU.
+        k_scale_cache, v_scale_cache: the scale views of the layer, of shape ``(B, N, H)`` and of the scale dtype of
+            the mode. They must be None in a mode without scales. The kernel reads the scales through these views.
+        softmax_scale: the factor of the scores. Default: ``D ** -0.5``.
+        max_query_len: the most queries of one sequence.
+        max_seq_len: the most tokens of one sequence. If both numbers are given, the numbers in ``block_table``,
+            ``seq_lens`` and ``query_start_loc`` are not checked. This saves waiting for the GPU. Give both numbers
+            only if the numbers in the three tensors are known to be correct.
 
     Returns:
-        float32 ``(T, Hq, D)``.
+        A float32 tensor of shape ``(T, Hq, D)``.
 
     Raises:
-        ValueError: the kernel cannot serve these shapes, dtypes, devices, lengths or block numbers. The message has
-            the numbers.
+        ValueError: a shape, dtype, device, stride, length or block number is not supported. The message contains the
+            numbers.
     """
     mode = kernel_mode(kv_cache_dtype)
     k_cells, v_cells = cache_halves(kv_cache, kv_cache_dtype)
@@ -183,17 +191,17 @@ def paged_attention(
 
 
 def _padded(size: int) -> int:
-    """Return the next power of two, at least 16: the sizes that ``tl.dot`` accepts."""
+    """Round a size up to a power of two of at least 16, because ``tl.dot`` accepts only such sizes."""
     return max(16, triton.next_power_of_2(size))
 
 
 def _program_size(
     on_gpu: bool, max_query_len: int, group: int, num_heads: int, head_size: int, max_seq_len: int
 ) -> tuple[int, int, int]:
-    """Return the number of queries, KV heads and context tokens that one program takes at a time.
+    """Return how many queries and KV heads one program has, and how many context tokens a tile has.
 
-    In the interpreter the time of a program hardly depends on its size. So one program takes as much as Triton's
-    largest tensor allows. A GPU is faster with many small programs.
+    In the interpreter, a large program takes almost the same time as a small program. So programs are as large as
+    Triton's largest tensor allows. A GPU is faster with many small programs.
     """
     if on_gpu:
         return max(1, min(max_query_len, 16 // group or 1)), 1, 32

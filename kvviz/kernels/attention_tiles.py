@@ -1,10 +1,11 @@
-"""Attention on the tensor cores of a GPU, over the quantised cache: decoding and whole prompts.
+"""Attention over the quantised cache on the tensor cores of a GPU, for decoding and for whole prompts.
 
-The context of a sequence is split over several programs, and a second kernel merges their results.
+The context of a sequence is divided into parts, and one program computes one part. A second kernel merges the results
+of all parts.
 
-The codes of every mode are exact in float16 (bfloat16 codes stay bfloat16). So the tensor cores multiply the codes
-themselves, and the scales are applied to the products: one scale per token. The module ``operands`` explains how
-numbers lie in the operands of a tensor core.
+float16 represents every code of the quantised modes exactly. Codes of the mode bfloat16 stay bfloat16. So the tensor
+cores multiply the codes themselves. Then each product is multiplied by the scale of the token. The module ``operands``
+explains how numbers lie in the operands of a tensor core.
 """
 
 import torch
@@ -37,23 +38,25 @@ from kvviz.kernels.rotation import hadamard, rotation_sign, sign_bits
 from kvviz.kernels.write import alignment
 
 TILE = 32
-"""Context tokens that a program takes at a time."""
+"""Number of context tokens in one tile. A program works on one tile after another."""
 PROGRAM = {16: (2, 6), 4: (1, 16)}
-"""Launch of a decoding program, by the bits of a code: warps, and programs that one multiprocessor runs at once.
+"""For the bits of a code: the warps of a decoding program, and how many such programs a multiprocessor runs at once.
 
-Counted on an H200 with head size 128 and 4 query heads per KV head. All other codes: OTHER_PROGRAM."""
+The second number was counted on an H200, with head size 128 and 4 query heads per KV head."""
 OTHER_PROGRAM = (1, 12)
+"""The same two numbers for all other codes."""
 PREFILL, PREFILL_ROWS = (4, 4), 64
-"""The same two numbers for a program with more than 16 rows, and the most rows of a program. A row is one query of one
-query head."""
+"""PREFILL has the same two numbers for a program with more than 16 rows. PREFILL_ROWS is the most rows of a program. A
+row is one query of one query head."""
 LOG2_E = tl.constexpr(1.4426950408889634)
 SMALLEST_UNIT = tl.constexpr(1e-30)
-"""Start of ``unit`` in the tile kernel, below every V scale, and not 0 because the kernel divides by ``unit``."""
+"""The first value of ``unit`` in the tile kernel. It is smaller than every V scale. It is not 0, because the kernel
+divides by ``unit``."""
 
 
 @device_function
 def _rotated(x, sign, ROWS: tl.constexpr, COLUMNS: tl.constexpr, LOG2_LENGTH: tl.constexpr):
-    """Multiply (ROWS, COLUMNS) by the signs of the columns, then apply the Walsh-Hadamard transform."""
+    """Multiply the columns of x by their signs, then apply the Walsh-Hadamard transform. x: shape (ROWS, COLUMNS)."""
     x = hadamard(tl.reshape(x * sign[None, :], (1, ROWS, COLUMNS)), 1, ROWS, COLUMNS, LOG2_LENGTH)
     return tl.reshape(x, (ROWS, COLUMNS))
 
@@ -63,9 +66,10 @@ def _load_queries(
     query_ptr, source, inside, column, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     LOG2_LENGTH: tl.constexpr, SIGNS: tl.constexpr, ROTATED: tl.constexpr,
 ):  # fmt: skip
-    """Load and rotate queries (ROWS, COLUMNS), and divide each query by its largest element.
+    """Load queries of shape (ROWS, COLUMNS), and divide each query by the size of its largest element.
 
-    After the division, all elements fit 16-bit numbers. Returns the divided queries and the divisors (ROWS,).
+    In a mode with rotation, the queries are rotated before the division. After the division, all elements fit into
+    16-bit floats. Returns the divided queries, and the divisors of shape (ROWS,).
     """
     query = tl.load(query_ptr + source, mask=inside, other=0.0).to(tl.float32)
     if ROTATED:
@@ -80,9 +84,9 @@ def _tile_scores(
     queries, query_sum, keys, k_scale, ROWS: tl.constexpr, TILE: tl.constexpr, PER_WORD: tl.constexpr,
     CODE: tl.constexpr, SCALED: tl.constexpr, ZERO_POINT: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
-    """Compute the scores (TILE, ROWS) of one tile, before the softmax scale and the mask.
+    """Compute the scores of one tile, before the softmax scale and the mask. The result has shape (TILE, ROWS).
 
-    Zero-points are subtracted after the dot product: sum q * (k - z) = sum q * k - z * sum q.
+    Zero points are subtracted after the dot product, because sum q * (k - z) = sum q * k - z * sum q.
     """
     scores = dot_scores(queries, word_values(keys, CODE, PTX), ROWS, TILE, PER_WORD)
     if ZERO_POINT:
@@ -92,15 +96,18 @@ def _tile_scores(
     return scores
 
 
-# Grid:   S x (tiles of QUERIES queries) x splits x H programs. They lie in one axis, with the heads first, because the
-#         other axes of a grid end at 65,535 programs.
-# Work:   One program computes QUERIES queries of one sequence, for one KV head and its GROUP query heads, over `span`
-#         tokens of the context (one split).
+# Grid:   S x ceil(longest query / QUERIES) x splits x H programs. A split is a part of the context. All programs lie in
+#         one axis, because the other axes of a grid allow only 65,535 programs. The heads are innermost.
+# Work:   One program computes the attention of up to QUERIES queries of one sequence, for one KV head and its GROUP
+#         query heads. It reads one split, which has `span` tokens of the context.
 # Reads:  One program reads the cells (codes and scales) of K and V of these tokens, TILE tokens at a time.
-# Writes: head_size + 2 float32 values per (query, query head): the weighted sum of the values, the largest score, and
-#         the sum of the weights.
-# Tiles:  A row is one query of one query head. Words of keys and values (TILE, WIDE), scores and weights (TILE, ROWS),
-#         queries and sums PER_WORD tensors (WIDE, 2 * ROWS), numbers per row (ROWS,).
+# Writes: One program writes head_size + 2 float32 values per query and query head. These are the weighted sum of the
+#         values, the largest score, and the sum of the weights.
+# Tiles:  A row is one query of one query head. A word has 16 bits.
+#         words of keys, words of values: (TILE, WIDE)
+#         scores, weights: (TILE, ROWS)
+#         queries, sums: PER_WORD tensors of shape (WIDE, 2 * ROWS)
+#         one number per row: (ROWS,)
 @triton.jit
 def _tile_kernel(
     query_ptr, k_cache_ptr, v_cache_ptr, k_scale_ptr, v_scale_ptr, sum_ptr, max_ptr, weight_ptr,
@@ -115,7 +122,7 @@ def _tile_kernel(
     WORDS: tl.constexpr = HEAD_SIZE // PER_WORD
     NARROW: tl.constexpr = tl.float32 if not PTX else tl.bfloat16 if CODE == "bfloat16" else tl.float16
 
-    # 1. Find the work of this program: head, sequence, split, queries, and context tokens [start, stop).
+    # 1. Find the head, the sequence, the split, the queries and the context tokens [start, stop) of this program.
     head = (tl.program_id(0) % NUM_HEADS).to(tl.int64)
     program = tl.program_id(0) // NUM_HEADS
     sequence = (program // programs_per_sequence).to(tl.int64)
@@ -129,8 +136,8 @@ def _tile_kernel(
     start = split * span
     stop = tl.minimum(tl.max(tl.where(real, position, -1), axis=0) + 1, start + span)
 
-    # 2. Load the queries. `factor` undoes the division by `size`. The factor also contains the softmax scale, and
-    #    log2(e) because the weights are computed with exp2.
+    # 2. Load the queries. `factor` undoes the division by `size`, and contains the softmax scale. It also contains
+    #    log2(e), because the weights are computed with exp2.
     token_row, head_row = (first_query + skip + row // GROUP).to(tl.int64), head * GROUP + row % GROUP
     inside = real[:, None] & (column < HEAD_SIZE)[None, :]
     source = (token_row * query_token + head_row * query_head)[:, None] + column[None, :]
@@ -139,9 +146,9 @@ def _tile_kernel(
     query_sum = tl.sum(query, axis=1)
     queries = query_operands(query, ROWS, WIDE, PER_WORD, NARROW)
 
-    # 3. Go over the tiles of the context. `sums` are weighted sums of V codes, divided by `unit`, the largest V scale
-    #    until now. So a weight times a V scale is at most 1 in this unit, and fits 16-bit numbers. `zeros` are weighted
-    #    sums of zero-points, in the same unit.
+    # 3. Go over the tiles of the context. `unit` is the largest V scale until now. `sums` are weighted sums of V codes,
+    #    divided by `unit`. So no product of weight and V scale is larger than 1, and 16-bit floats can hold it. `zeros`
+    #    are weighted sums of zero points, also divided by `unit`.
     running_max = tl.full((ROWS,), -INFINITY, tl.float32)
     weight_sum = tl.full((ROWS,), 0.0, tl.float32)
     zeros = tl.full((ROWS,), 0.0, tl.float32)
@@ -150,7 +157,8 @@ def _tile_kernel(
     table = block_table_ptr + sequence * table_row
     k_base, v_base = k_cache_ptr + head * cache_head, v_cache_ptr + head * cache_head
     for first in range(loop_bound(start), loop_bound(stop), TILE):
-        # 3a. Load the words and the scales of the tile. Beyond the end, the last token is read again, with weight 0.
+        # 3a. Load the words and the scales of the tile. After the last token of the split, the kernel reads this token
+        #     again. Step 3b gives the copies the weight 0.
         token = tl.minimum(first + tl.arange(0, TILE), stop - 1)
         block, place = tl.load(table + token // BLOCK_SIZE).to(tl.int64), token % BLOCK_SIZE
         cell = block * cache_block + place * cache_token
@@ -162,13 +170,13 @@ def _tile_kernel(
             k_scale = tl.load(k_scale_ptr + place).to(tl.float32)
             v_scale = tl.load(v_scale_ptr + place).to(tl.float32)
 
-        # 3b. Scores. A query sees the tokens up to its own position.
+        # 3b. Compute the scores. A query sees the tokens up to its own position.
         scores = _tile_scores(queries, query_sum, keys, k_scale, ROWS, TILE, PER_WORD, CODE, SCALED, ZERO_POINT, PTX)
         visible = (first + tl.arange(0, TILE))[:, None] <= tl.minimum(position, stop - 1)[None, :]
         scores = tl.where(visible, scores * factor[None, :], -INFINITY)
 
-        # 3c. Softmax. If the maximum of a row or the unit has grown, scale the earlier sums down. This is
-        #     skipped if nothing has grown, which is the case for most tiles of a long context.
+        # 3c. Compute the weights. If the maximum of a row has grown, or `unit` has grown, scale down the sums of the
+        #     earlier tiles. In a long context, this is not needed for most tiles.
         new_max, new_unit = tl.maximum(running_max, tl.max(scores, axis=0)), unit
         if SCALED:
             new_unit = tl.maximum(unit, tl.max(tl.abs(v_scale), axis=0))
@@ -182,7 +190,7 @@ def _tile_kernel(
         weights = tl.exp2(scores - tl.where(running_max == -INFINITY, 0.0, running_max)[None, :])
         weight_sum += tl.sum(weights, axis=0)
 
-        # 3d. Values.
+        # 3d. Add the values, multiplied by the weights, to the sums.
         if SCALED:
             weights = weights * (v_scale * (1.0 / unit))[:, None]
         if ZERO_POINT:
@@ -199,8 +207,8 @@ def _tile_kernel(
 
 # Grid:   (T, ceil(Hq / HEADS)) programs.
 # Work:   One program merges the results of all splits, for one query and HEADS of its query heads.
-# Reads:  head_size + 2 float32 values per split and query head.
-# Writes: head_size float32 values per query head, rotated back in a mode with rotation.
+# Reads:  One program reads head_size + 2 float32 values per split and query head.
+# Writes: One program writes head_size float32 values per query head. In a mode with rotation, it undoes the rotation.
 # Tiles:  The sums have shape (HEADS, COLUMNS). Each number per head has shape (HEADS,).
 @triton.jit
 def _merge_kernel(
@@ -226,7 +234,7 @@ def _merge_kernel(
         whole = whole * shrink[:, None] + split_sum * share[:, None]
         running_max = new_max
     whole = whole / tl.where(weight_sum == 0.0, 1.0, weight_sum)[:, None]
-    if ROTATED:  # the inverse rotation: transform first, then multiply by sign / length
+    if ROTATED:  # undo the rotation: first apply the transform, then multiply by sign / length
         sign = rotation_sign(column, SIGNS, 1 << LOG2_LENGTH)
         whole = _rotated(whole, tl.full((COLUMNS,), 1.0, tl.float32), HEADS, COLUMNS, LOG2_LENGTH)
         whole = whole * (sign / (1 << LOG2_LENGTH))[None, :]
@@ -236,8 +244,8 @@ def _merge_kernel(
 def serves(query: torch.Tensor, k_cells: torch.Tensor, v_cells: torch.Tensor, mode: str) -> bool:
     """Return True if :func:`tiled_attention` can serve these tensors.
 
-    The words must be aligned to 2 bytes. A cell must have at least 16 words, as a tensor core needs. A KV head may have
-    at most 64 query heads.
+    The address of each cell must be a multiple of 2 bytes, because the kernel reads words of 16 bits. A cell must have
+    at least 16 words, because a tensor core needs them. A KV head may have at most 64 query heads.
     """
     group, per_word = query.shape[1] // k_cells.shape[2], 16 // kernel_mode(mode).code_bits
     wide = triton.next_power_of_2(query.shape[-1]) // per_word
@@ -260,15 +268,17 @@ def tiled_attention(
     max_seq_len: int,
     num_splits: int | None = None,
 ) -> torch.Tensor:
-    """Compute causal attention of the last tokens of each sequence. ``paged_attention`` has checked all arguments.
+    """Compute causal attention of the last tokens of each sequence.
+
+    The caller must check all arguments first, as ``paged_attention`` does.
 
     Args:
-        query: ``(T, Hq, D)``.
-        k_cells, v_cells: ``(B, N, H, C)`` as ``checks.cache_halves`` returns them.
-        num_splits: number of programs that share one context. Default: the fastest number for this GPU.
+        query: tensor of shape ``(T, Hq, D)``. The other tensors are described at ``paged_attention``.
+        k_cells, v_cells: the K cells and the V cells of one layer, as ``checks.cache_halves`` returns them.
+        num_splits: number of parts into which the context is divided. Default: the fastest number for this GPU.
 
     Returns:
-        float32 ``(T, Hq, D)``.
+        A float32 tensor of shape ``(T, Hq, D)``.
     """
     record = kernel_mode(mode)
     num_tokens, num_query_heads, head_size = query.shape
@@ -307,11 +317,11 @@ def tiled_attention(
 
 
 def _best_splits(device: torch.device, programs: int, max_seq_len: int, resident: int) -> int:
-    """Return the number of splits with the shortest time. A split has at least 256 tokens.
+    """Return the number of splits that should take the shortest time. A split has at least 256 tokens.
 
-    The GPU runs ``resident`` programs per multiprocessor at once: this is one turn. The other programs wait for the
-    next turn. A turn with few programs takes as long as a full turn (row ``decode splits`` of
-    ``benchmarks/kernels.py``).
+    Each multiprocessor runs ``resident`` programs at the same time. The programs that a GPU runs at the same time are
+    one wave, and the other programs wait for the next wave. A wave with few programs takes as long as a full wave. The
+    row ``decode splits`` of ``benchmarks/kernels.py`` shows this.
     """
     if INTERPRETED:
         return 1

@@ -1,15 +1,17 @@
-"""Device functions that the kernels share: rounding, and the conversion to codes and back.
+"""Functions that all kernels share. They round numbers, convert numbers to codes, and convert codes back.
 
-Triton's interpreter and a GPU must give the same bits. Therefore float8 is converted by integer arithmetic (the
-interpreter's own cast loses a mantissa carry), rounding works on the bits, and divisions are IEEE divisions. Launch
-with ``enable_fp_fusion=False``; otherwise the compiler may fuse a product and a sum.
+Triton's interpreter and a GPU must give the same bits. This needs three rules. Float8 is converted with integer
+arithmetic, because the interpreter's own cast loses a mantissa carry. All divisions are IEEE divisions. A kernel that
+quantises is launched with ``enable_fp_fusion=False``, because the compiler may otherwise fuse a product and a sum.
 
-Some results need different code in the interpreter, on older GPUs and on newer GPUs. The choice is made in this module.
-``INTERPRETED`` is True in the interpreter. ``PTX`` is True in a launch on sm_89 and later (:func:`uses_ptx`).
+Some functions have different code for the interpreter, for older GPUs and for newer GPUs. ``INTERPRETED`` is True in
+the interpreter. ``PTX`` is True in a launch on a GPU of sm_89 or later (see :func:`uses_ptx`).
 
-A kernel gets the facts about a mode as constants, which the launcher takes from the record ``Mode``. ``CODE`` is
-``Mode.code``. Codes are encoded and decoded in this module only. To add a code, add its name to ``SUPPORTED_CODES`` and
-one branch to each function that takes ``CODE``.
+A kernel gets the facts about a mode as constants, which the launcher takes from the record ``Mode``. The constant
+``CODE`` is ``Mode.code``. Only this module encodes and decodes codes. To add a code, add a name to ``SUPPORTED_CODES``,
+and add a branch to each function that takes ``CODE``.
+
+REP, ROWS and WIDE give the shape (REP, ROWS, WIDE) of a tile. Column ``r * WIDE + w`` of a row lies at ``[r, row, w]``.
 """
 
 import threading
@@ -29,19 +31,19 @@ import triton.language as tl  # noqa: E402
 from kvviz.kernels import ptx  # noqa: E402
 
 SUPPORTED_CODES = ("bfloat16", "e4m3", "int8", "int4")
-"""Every value of ``Mode.code`` that the kernels can encode and decode."""
+"""The values of ``Mode.code`` that the kernels can encode and decode."""
 LARGEST_TENSOR = 1 << 20
-"""Elements of the largest tensor that Triton allows inside a kernel. The limit holds in the interpreter too."""
+"""The most elements of a tensor that Triton allows inside a kernel, on a GPU and in the interpreter."""
 
 INTERPRETED = tl.constexpr(RUNTIME == "interpreter")
 INDEX = tl.constexpr(tl.int64 if RUNTIME == "interpreter" else tl.int32)
-"""Type of token, head and slot numbers. The interpreter checks each 32-bit sum for overflow, which is slow. A GPU
-multiplies 64-bit numbers slowly."""
+"""The type of token, head and slot numbers. 32-bit numbers are slow in the interpreter, because it checks each sum for
+overflow. 64-bit numbers are slow on a GPU."""
 LARGEST_SLOT = (1 << 31) - 1
-"""Largest number of slots in a cache, because a GPU counts slots in 32 bits."""
+"""The most slots of a cache, because the kernels count slots in 32 bits on a GPU."""
 ROWS_FIRST = tl.constexpr(tuple(int(part) for part in triton.__version__.split(".")[:2]) < (3, 7))
-"""True before Triton 3.7. Triton spreads the innermost axis of a 3-D tensor over the threads, and then another axis:
-before 3.7 the first axis, since 3.7 the middle axis."""
+"""True before Triton 3.7. Triton spreads the elements of a 3-D tensor over the threads axis by axis. It begins with the
+innermost axis. The next axis is the first axis before Triton 3.7, and the middle axis since Triton 3.7."""
 FLOAT32_NAN = tl.constexpr(0x7FC00000)  # the bits of NaN in each type
 BFLOAT16_NAN = tl.constexpr(0x7FC0)
 E4M3_NAN = tl.constexpr(0x7F)
@@ -53,9 +55,9 @@ _INTERPRETER_LOCK = threading.Lock()
 
 @contextmanager
 def launching(device: torch.device):
-    """Surround each launch: make ``device`` the current GPU, or lock the interpreter.
+    """Context manager for a launch. It makes ``device`` the current GPU, or locks the interpreter.
 
-    The interpreter keeps the position of a program in global variables, so only one kernel at a time may run in it.
+    The interpreter keeps the number of the current program in global variables. So only one kernel can run at a time.
     """
     with _INTERPRETER_LOCK if RUNTIME == "interpreter" else torch.cuda.device(device):
         yield
@@ -63,7 +65,7 @@ def launching(device: torch.device):
 
 @lru_cache
 def uses_ptx(device: torch.device) -> bool:
-    """Return True if launches on ``device`` use ``kvviz.kernels.ptx``: on an NVIDIA GPU of sm_89 or later."""
+    """Return True if ``device`` is an NVIDIA GPU of sm_89 or later. Launches on it use ``kvviz.kernels.ptx``."""
     return RUNTIME == "gpu" and torch.cuda.get_device_capability(device) >= (8, 9)
 
 
@@ -71,7 +73,7 @@ def kernel_mode(name: str) -> Mode:
     """Return the record of a mode that the kernels support.
 
     Raises:
-        ValueError: there is no mode of that name (the message names the nearest), or the kernels lack its code.
+        ValueError: no mode has this name, or the kernels do not support the codes of the mode.
     """
     mode = get_mode(name)
     if mode.code not in SUPPORTED_CODES:
@@ -81,39 +83,43 @@ def kernel_mode(name: str) -> Mode:
         )
     if mode.has_zero_point != (mode.code == "int4"):
         raise ValueError(
-            f"mode {mode.name} has codes {mode.code!r} and has_zero_point={mode.has_zero_point}: "
-            "the kernels store a zero-point with int4 codes, and only with them"
+            f"mode {mode.name} has codes {mode.code!r} and has_zero_point={mode.has_zero_point}: the kernels need "
+            f"has_zero_point={mode.code == 'int4'} for these codes"
         )
     return mode
 
 
 def device_function(function):
-    """Make a function that kernels can call: compiled for a GPU, plain Python in the interpreter.
+    """Make a function that kernels can call. On a GPU it is a jitted function, in the interpreter it is plain Python.
 
-    In the interpreter each call of a jitted function patches ``tl`` again, which takes about 1 ms. A plain function
-    avoids that.
+    In the interpreter, each call of a jitted function patches ``tl`` again, which takes about 1 ms. A plain function
+    saves this time.
     """
     return function if RUNTIME == "interpreter" else triton.jit(function)
 
 
 @device_function
 def loop_bound(number):
-    """Return a loaded number as a bound of ``range``: unchanged on a GPU, a Python integer in the interpreter.
+    """Convert a loaded number so that ``range`` accepts it as a bound. On a GPU the number stays unchanged.
 
-    The interpreter of Triton 3.6 cannot use its one-element arrays as an index under numpy 2.4.
+    The interpreter of Triton 3.6 keeps a number in an array with one element. With numpy 2.4, ``range`` does not accept
+    this array. So the result is a Python integer in the interpreter.
     """
     return number.handle.data.item() if INTERPRETED else number
 
 
 @device_function
 def finite(x):
-    """Return True where x is neither NaN nor infinite."""
+    """Return for each element of x: True if the element is a number, False if it is NaN or infinite."""
     return (x.to(tl.int32, bitcast=True) & 0x7F800000) != 0x7F800000
 
 
 @device_function
 def round_half_away(x):
-    """Round to the nearest integer, as float32; halves go away from zero. The difference to the floor is exact."""
+    """Round float32 to the nearest integer, and halves away from zero. The result is float32.
+
+    No other rounding happens, because the difference ``size - below`` is exact.
+    """
     size = tl.abs(x)
     below = tl.floor(size)
     size = below + (size - below >= 0.5).to(tl.float32)
@@ -122,7 +128,10 @@ def round_half_away(x):
 
 @device_function
 def widened(x):
-    """Convert any float type to float32, exactly. The interpreter's own cast of bfloat16 loses subnormal numbers."""
+    """Convert any float type to float32, exactly.
+
+    The interpreter's own cast of bfloat16 loses subnormal numbers. So this function shifts the bits of bfloat16.
+    """
     if x.dtype == tl.bfloat16:
         return (x.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
     else:
@@ -131,7 +140,7 @@ def widened(x):
 
 @device_function
 def to_bfloat16_bits(x):
-    """Convert float32 to bfloat16 bits (int16), rounded to nearest even. Every NaN becomes 0x7FC0."""
+    """Convert float32 to bfloat16 bits (int16). Round to nearest even. Every NaN becomes 0x7FC0."""
     bits = x.to(tl.uint32, bitcast=True).to(tl.int64)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
     return tl.where(x != x, 0x7FC0, rounded).to(tl.int16)
@@ -139,11 +148,11 @@ def to_bfloat16_bits(x):
 
 @device_function
 def to_e4m3_bits(x):
-    """Convert float32 (not NaN) to e4m3fn bits (uint8): clamped to +-448, rounded to nearest even.
+    """Convert float32 (not NaN) to e4m3fn bits (uint8). Clamp to +-448, and round to nearest even.
 
-    From 2**-6 up, e4m3 numbers are normal: subtract the difference of the exponent biases (120), and round 20 mantissa
-    bits away. For numbers below 2**-6, add 16384. This float32 addition rounds to multiples of 2**-9, and the
-    subnormal codes are these multiples.
+    Numbers of at least 2**-6 are normal in e4m3. For them, subtract the difference of the exponent biases (120), and
+    round away 20 bits of the mantissa. Smaller numbers are subnormal in e4m3, and their codes count multiples of 2**-9.
+    For them, add 16384 in float32, because this sum is rounded to a multiple of 2**-9.
     """
     size = tl.minimum(tl.abs(x), 448.0)
     bits = size.to(tl.int32, bitcast=True).to(tl.int64)
@@ -157,7 +166,7 @@ def to_e4m3_bits(x):
 def from_e4m3_bits(code):
     """Convert e4m3fn bits (uint8) to float32. The two NaN codes give NaN.
 
-    The code's exponent and mantissa are shifted into a float32. The product with 2**120 corrects the exponent bias.
+    Exponent and mantissa of the code are shifted into a float32. Multiplying by 2**120 corrects the exponent bias.
     """
     wide = code.to(tl.int32)
     value = (((wide & 127) << 20) | ((wide & 128) << 24)).to(tl.float32, bitcast=True) * 1.329227995784916e36
@@ -166,10 +175,10 @@ def from_e4m3_bits(code):
 
 @device_function
 def row_minimum(x, REP: tl.constexpr, ROWS: tl.constexpr):
-    """Return the smallest number of each row of (REP, ROWS, WIDE).
+    """Return the smallest number of each row of x. The shape of x is (REP, ROWS, WIDE), and of the result (ROWS,).
 
-    A row with a NaN may give NaN, or the smallest other number of the row: this depends on Triton's version. The
-    caller finds rows with a NaN by :func:`row_maximum`.
+    For a row with a NaN, the result is NaN in some versions of Triton. In other versions it is the smallest other
+    number of the row. So the caller must find rows with a NaN by :func:`row_maximum`.
     """
     x = tl.min(x if not INTERPRETED else tl.where(x == x, x, INFINITY), axis=2)
     return tl.reshape(x, (ROWS,)) if REP == 1 else tl.min(x, axis=0)
@@ -177,9 +186,9 @@ def row_minimum(x, REP: tl.constexpr, ROWS: tl.constexpr):
 
 @device_function
 def row_maximum(x, REP: tl.constexpr, ROWS: tl.constexpr, PTX: tl.constexpr):
-    """Return the largest number of each row of (REP, ROWS, WIDE).
+    """Return the largest number of each row of x. The shape of x is (REP, ROWS, WIDE), and of the result (ROWS,).
 
-    The result is infinite or NaN if any number of the row is not finite.
+    If a row contains NaN or infinity, the result for this row is NaN or infinite.
     """
     if PTX:
         x = tl.reduce(x, 2, ptx.maximum_or_nan)
@@ -191,7 +200,7 @@ def row_maximum(x, REP: tl.constexpr, ROWS: tl.constexpr, PTX: tl.constexpr):
 
 @device_function
 def rounded_to(x, DTYPE: tl.constexpr, PTX: tl.constexpr):
-    """Round float32 numbers to DTYPE, to nearest even, and return them as float32."""
+    """Round float32 numbers to the precision of DTYPE (to nearest even). The result is float32."""
     if tl.bfloat16 == DTYPE:
         if PTX:
             return ptx.through_bfloat16(x)
@@ -203,7 +212,7 @@ def rounded_to(x, DTYPE: tl.constexpr, PTX: tl.constexpr):
 
 @device_function
 def zero_points(scales):
-    """Return the zero-points that int4 scales carry in their four lowest bits, as float32."""
+    """Return the zero points as float32. The four lowest bits of an int4 scale hold the zero point."""
     return (scales.to(tl.int32, bitcast=True) & 15).to(tl.float32)
 
 
@@ -215,14 +224,15 @@ def scales_of(
     """Compute the scale of each row, and the numbers with which :func:`codes_of` quantises the row.
 
     Args:
-        x: float32 (REP, ROWS, WIDE), already rotated in a mode with rotation.
-        real: False for the columns that pad a row to a power of two; ``x`` is 0 in these columns.
-        WHOLE: True if a row has no such columns.
+        x: float32 tensor of shape (REP, ROWS, WIDE). In a mode with rotation, x must be rotated already.
+        real: False for the columns that only pad a row to a power of two. In these columns, x must be 0.
+        WHOLE: True if no column is padding.
         DTYPE: the type in which scales are stored.
 
     Returns:
-        Four tensors (ROWS,): the scale to store (float32; NaN if a number of the row is not finite), the inverse of
-        the scale (float32), the zero-point (float32), and True if all numbers of the row are finite.
+        Four tensors of shape (ROWS,). The first is the scale to store. It is float32, and it is NaN if a number of the
+        row is not finite. The second is the inverse of the scale (float32), and the third is the zero point (float32).
+        The fourth is True if all numbers of the row are finite.
     """
     if ZERO_POINT:
         low = row_minimum(x if WHOLE else tl.where(real, x, INFINITY), REP, ROWS)
@@ -255,9 +265,10 @@ def codes_of(
     x, inverse, zero_point, good,
     REP: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr, CODE: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
-    """Return the code bytes of rows: (REP, ROWS, WIDE), or (REP, ROWS, WIDE // 2) for int4.
+    """Return the bytes of the codes. Their shape is (REP, ROWS, WIDE), or (REP, ROWS, WIDE // 2) for int4.
 
-    The codes of a row are 0 if ``good`` is False for it.
+    ``inverse``, ``zero_point`` and ``good`` are results of :func:`scales_of`. If ``good`` is False for a row, all codes
+    of the row are 0.
     """
     if PTX:
         keep = tl.where(good, -1, 0).to(tl.int8)[None, :, None]
@@ -290,9 +301,9 @@ def codes_of(
 
 @device_function
 def codes_without_scale(given, CODE: tl.constexpr, PTX: tl.constexpr):
-    """Return the codes of numbers in a mode without scales: int16 for bfloat16, bytes for e4m3.
+    """Return the codes of numbers in a mode without scales. They are int16 for bfloat16, and bytes for e4m3.
 
-    bfloat16 makes every NaN 0x7FC0. e4m3 makes NaN and infinity the NaN code.
+    In bfloat16, every NaN becomes 0x7FC0. In e4m3, NaN and infinity become the NaN code.
     """
     x = widened(given)
     if CODE == "bfloat16":
@@ -313,10 +324,10 @@ def codes_without_scale(given, CODE: tl.constexpr, PTX: tl.constexpr):
 
 @device_function
 def load_values(base, cell, column, mask, scales, CODE: tl.constexpr):
-    """Load columns of cells and return them as float32, before the multiplication with the scale.
+    """Load columns of cells, and decode the codes to float32. The values are not yet multiplied by the scale.
 
-    ``base + cell`` is the address of a cell, in elements of ``base`` (int16 for bfloat16, else bytes). The zero-points
-    of int4 are taken from ``scales``, the scales of the cells.
+    ``base + cell`` points to a cell. ``base`` points to int16 numbers for bfloat16, and to bytes for all other codes.
+    ``scales`` are the scales of the cells. For int4, they contain the zero points, which are subtracted.
     """
     if CODE == "bfloat16":
         bits = tl.load(base + cell + column, mask=mask, other=0)
@@ -335,10 +346,10 @@ def load_values(base, cell, column, mask, scales, CODE: tl.constexpr):
 
 @device_function
 def word_values(words, CODE: tl.constexpr, PTX: tl.constexpr):
-    """Decode the codes in int16 words: return one tensor per code of a word, the lowest bits first.
+    """Decode the codes in int16 words. Return one tensor per code of a word. The first tensor has the lowest bits.
 
-    The values are exact. The zero-point and the scale are not applied. The type is bfloat16 for bfloat16 codes and
-    float16 for all others; without ``PTX`` it is float32.
+    The values are exact. Zero point and scale are not applied. If ``PTX`` is False, the values are float32. Otherwise,
+    bfloat16 codes give bfloat16, and all other codes give float16.
     """
     if CODE == "bfloat16":
         if PTX:

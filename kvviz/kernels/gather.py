@@ -1,7 +1,7 @@
-"""Copy scattered cache blocks into one contiguous staging buffer on the same device, and back.
+"""Copy cache blocks into one contiguous staging buffer on the same device, and back.
 
 A copy to host memory takes a fixed time per piece, and a block of a per-layer cache has at least one piece per layer.
-If the blocks are gathered first, any number of blocks is one piece, in every layout.
+In a staging buffer, all pieces of all blocks are adjacent. So one copy to host memory is enough.
 """
 
 import math
@@ -13,17 +13,17 @@ from kvviz.kernels.checks import check_device
 from kvviz.kernels.codec import INTERPRETED, LARGEST_TENSOR, launching, tl, triton
 
 WORD_TYPES = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
-"""The integer type of each word size in bytes. The kernel copies whole words."""
+"""For the size of a word in bytes, the integer type of the word. The kernel copies whole words."""
 GPU_BYTES = 4096
-"""Bytes that one program copies on a GPU."""
+"""Number of bytes that one program copies on a GPU."""
 MOST_PARTS = 65_535
-"""Most programs in the second axis of a grid, on any GPU. One piece is copied by the programs of this axis."""
+"""The most programs in the second axis of a grid. All programs of this axis together copy one piece."""
 
 
 # Grid:   (ceil(blocks * IN_BLOCK / PIECES), ceil(longest piece / WORDS)) programs.
-# Work:   One program copies WORDS words of each of PIECES pieces.
-# Reads:  For each piece, 8 bytes of the block list, 24 bytes of the table, and the words of the piece.
-# Writes: The same number of words.
+# Work:   One program copies up to WORDS words of each of PIECES pieces.
+# Reads:  One program reads for each piece 8 bytes of the block list, 24 bytes of the table, and the words to copy.
+# Writes: One program writes the words that it has read.
 # Tiles:  The words have shape (PIECES, WORDS). Each number per piece has shape (PIECES,).
 @triton.jit
 def _move_kernel(
@@ -35,7 +35,7 @@ def _move_kernel(
     word = tl.program_id(1).to(tl.int64) * WORDS + tl.arange(0, WORDS).to(tl.int64)
     real, place = piece < num_pieces, (piece // IN_BLOCK).to(tl.int64)
 
-    # 1. Look up each piece: where it starts in the cache, where it starts in the staging buffer, and its length.
+    # 1. Look up each piece: `start` in the cache, place `at` in the staging buffer, and `length`, all in words.
     block = tl.load(block_ptr + place, mask=real, other=0)
     row = table_ptr + (block * IN_BLOCK + piece % IN_BLOCK) * 3
     start = tl.load(row, mask=real, other=0) // WORD_BYTES
@@ -53,17 +53,19 @@ def _move_kernel(
 
 
 class BlockGatherer:
-    """Copy blocks of a cache to a staging buffer and back, from a table of the pieces of every block.
+    """Copies blocks of a cache to a staging buffer and back. A table contains the pieces of every block.
 
     Args:
-        storages: the buffers of the cache, uint8 ``(nbytes,)`` each, on one device.
-        pieces_of: for each block, its pieces ``(storage, start, stop, at)``: bytes ``[start, stop)`` of the storage
-            go to byte ``at`` of the gathered block.
-        block_bytes: bytes of a gathered block.
+        storages: the buffers of the cache. Each buffer is a uint8 tensor of shape ``(nbytes,)``. All buffers are on one
+            device.
+        pieces_of: for each block, the pieces ``(storage, start, stop, at)`` of the block. ``storage`` is an index into
+            ``storages``. The bytes ``[start, stop)`` of this storage are copied to the bytes of the gathered block that
+            start at byte ``at``.
+        block_bytes: size of a gathered block in bytes.
 
     Raises:
-        ValueError: a block has no pieces, a piece lies outside its storage, or pieces overlap in the gathered block or
-            reach beyond its end.
+        ValueError: a block has no pieces. Or a piece does not lie in its storage. Or a piece does not lie in the
+            gathered block. Or two pieces overlap in the gathered block.
     """
 
     def __init__(
@@ -72,8 +74,11 @@ class BlockGatherer:
         pieces_of: Sequence[Sequence[tuple[int, int, int, int]]],
         block_bytes: int,
     ) -> None:
-        if not pieces_of or not all(pieces_of):
-            raise ValueError("a block has no pieces: pass at least one block, and at least one piece per block")
+        if not pieces_of:
+            raise ValueError("pieces_of has 0 blocks: pass the pieces of at least one block")
+        for block, pieces in enumerate(pieces_of):
+            if not pieces:
+                raise ValueError(f"block {block} has 0 pieces: pass at least one piece for each block")
         for number, storage in enumerate(storages):
             check_device(f"storage {number}", storage)
         for pieces in pieces_of:
@@ -92,19 +97,23 @@ class BlockGatherer:
         """Copy blocks of the cache into a staging buffer.
 
         Args:
-            blocks: block numbers, int64 ``(n,)``, on the cache's device.
-            stage: uint8 ``(n or more, block_bytes)``, on the cache's device. Row i receives block ``blocks[i]``.
-            blocks_checked: True if the caller has checked that the cache has these blocks. Otherwise the numbers are
-                read and checked here, which waits for the GPU.
+            blocks: the numbers of the blocks, an int64 tensor of shape ``(n,)`` on the device of the cache.
+            stage: the staging buffer, a uint8 tensor on the device of the cache. It has at least n rows of
+                ``block_bytes`` bytes. Row i receives block ``blocks[i]``.
+            blocks_checked: True if the caller has checked that the cache has these blocks. Otherwise this method reads
+                and checks the numbers, which waits for the GPU.
 
         Raises:
-            ValueError: a wrong shape, dtype or device, a block that the cache does not have, or a piece that is too
-                large for one launch.
+            ValueError: a tensor has a wrong shape, dtype or device. Or the cache does not have one of the blocks. Or a
+                piece is too large for one launch.
         """
         self._move(blocks, stage, blocks_checked, to_stage=True)
 
     def scatter(self, blocks: torch.Tensor, stage: torch.Tensor, *, blocks_checked: bool = False) -> None:
-        """Copy blocks from a staging buffer back into the cache. Arguments and errors are those of :meth:`gather`."""
+        """Copy blocks from a staging buffer back into the cache.
+
+        The arguments and errors are described at :meth:`gather`. Row i of ``stage`` goes to block ``blocks[i]``.
+        """
         self._move(blocks, stage, blocks_checked, to_stage=False)
 
     def _move(self, blocks: torch.Tensor, stage: torch.Tensor, checked: bool, to_stage: bool) -> None:
@@ -117,8 +126,8 @@ class BlockGatherer:
         words = min(triton.next_power_of_2(longest), LARGEST_TENSOR if INTERPRETED else GPU_BYTES // word)
         if (parts := triton.cdiv(longest, words)) > MOST_PARTS:
             raise ValueError(
-                f"a piece of {self._longest} bytes needs {parts} programs, but a GPU allows {MOST_PARTS}: "
-                f"split it into pieces of at most {MOST_PARTS * words * word} bytes"
+                f"a piece of {self._longest} bytes needs {parts} programs, but a launch allows only {MOST_PARTS}: "
+                f"divide the piece into pieces of at most {MOST_PARTS * words * word} bytes"
             )
         pieces = min(triton.next_power_of_2(max(num_pieces, 1)), LARGEST_TENSOR // words) if INTERPRETED else 1
         buffers = (self.storages[0], stage.view(-1))
@@ -130,31 +139,32 @@ class BlockGatherer:
             )  # fmt: skip
 
     def _check_tensors(self, blocks: torch.Tensor, stage: torch.Tensor) -> None:
-        if stage.dtype != torch.uint8 or not stage.is_contiguous() or stage.dim() != 2:
+        for name, tensor, dtype, axes in (("stage", stage, torch.uint8, 2), ("blocks", blocks, torch.int64, 1)):
+            if tensor.dtype != dtype:
+                raise ValueError(f"{name} has dtype {tensor.dtype}: pass a tensor of dtype {dtype}")
+            if tensor.dim() != axes:
+                wanted = "2 axes" if axes == 2 else "1 axis"
+                raise ValueError(f"{name} has shape {tuple(tensor.shape)}: pass a tensor with {wanted}")
+            if not tensor.is_contiguous():
+                raise ValueError(f"{name} has strides {tensor.stride()}: pass a contiguous tensor")
+            if tensor.device != self._rows.device:
+                raise ValueError(
+                    f"{name} is on {tensor.device}, but the cache is on {self._rows.device}: move {name} there"
+                )
+        if stage.shape[1] != self.block_bytes:
             raise ValueError(
-                f"stage must be contiguous uint8 of shape (n, {self.block_bytes}), "
-                f"not {stage.dtype} of shape {tuple(stage.shape)} with strides {stage.stride()}"
+                f"stage has rows of {stage.shape[1]} bytes, but a gathered block has {self.block_bytes} bytes: pass a "
+                f"stage of shape ({len(blocks)}, {self.block_bytes})"
             )
-        if stage.shape[1] != self.block_bytes or len(stage) < len(blocks) or blocks.dtype != torch.int64:
+        if len(stage) < len(blocks):
             raise ValueError(
-                f"{len(blocks)} blocks ({blocks.dtype}) of {self.block_bytes} bytes do not fit into a stage of shape "
-                f"{tuple(stage.shape)}: pass int64 block numbers, and one row of {self.block_bytes} bytes per block"
-            )
-        if blocks.dim() != 1 or not blocks.is_contiguous():
-            raise ValueError(
-                f"blocks must be contiguous of shape (n,), not of shape {tuple(blocks.shape)} with strides "
-                f"{blocks.stride()}"
-            )
-        if {stage.device, blocks.device} != {self._rows.device}:
-            raise ValueError(
-                f"stage is on {stage.device} and blocks are on {blocks.device}, but the cache is on "
-                f"{self._rows.device}: move them there first"
+                f"stage has {len(stage)} rows, but {len(blocks)} blocks are given: pass a stage with one row per block"
             )
 
     def _check_blocks(self, blocks: torch.Tensor) -> None:
         if len(blocks) and not 0 <= int(blocks.min()) <= int(blocks.max()) < len(self._rows):
             missing = [block for block in blocks.tolist() if not 0 <= block < len(self._rows)]
-            raise ValueError(f"the cache does not have blocks {missing}: its blocks are 0 to {len(self._rows) - 1}")
+            raise ValueError(f"blocks {missing} do not exist: the cache has the blocks 0 to {len(self._rows) - 1}")
 
 
 def _check_pieces(
@@ -165,14 +175,18 @@ def _check_pieces(
         size = storages[storage].numel()
         if not 0 <= start < stop <= size:
             raise ValueError(
-                f"a piece of bytes {start} to {stop} does not lie in storage {storage}, which has {size} bytes"
+                f"a piece from byte {start} to byte {stop} does not lie in storage {storage}: use 0 <= start < stop <= "
+                f"{size}, because this storage has {size} bytes"
             )
         if at < 0:
-            raise ValueError(f"a piece goes to byte {at} of a gathered block: the first byte is 0")
+            raise ValueError(f"a piece starts at byte {at} of a gathered block: start at byte 0 or later")
         if at < end:
-            raise ValueError(f"two pieces go to byte {at} of a gathered block: give each piece bytes of its own")
+            raise ValueError(
+                f"two pieces overlap at byte {at} of a gathered block: start the second piece at byte {end} or later"
+            )
         end = at + stop - start
     if end > block_bytes:
         raise ValueError(
-            f"the pieces reach byte {end} of a gathered block, but it has {block_bytes} bytes: make block_bytes larger"
+            f"the last piece ends at byte {end} of a gathered block, but block_bytes is {block_bytes}: use a "
+            f"block_bytes of at least {end}"
         )

@@ -1,15 +1,17 @@
-"""Device functions that make the operands of tensor cores from queries, words of the cache and weights.
+"""Functions that make the operands of tensor cores. The operands are queries, weights and words of the cache.
 
-A tensor core takes 16-bit numbers. To keep more bits, each number of a query is passed as the sum of two 16-bit
-numbers, *high* and *low*, which are stacked in one operand. Weights are passed in the same way. This keeps 22 bits of
-float32, or 16 bits with bfloat16. It takes little time, because the operand has empty columns if a KV head has few
-query heads.
+A tensor core multiplies 16-bit floats. To keep more bits, each number of a query is passed as the sum of two 16-bit
+floats. They are called *high* and *low*, and lie in different columns of one operand. Weights are passed in the same
+way. With float16 this keeps 22 bits of a number, and with bfloat16 it keeps 16 bits. It often takes no extra time,
+because the operand has empty columns if a KV head has few query heads.
 
-The cache is read in *words* of 16 bits, with ``PER_WORD`` codes each: 1, 2 or 4. Column ``PER_WORD * w + c`` of a cell
-is code c of word w. Therefore data with one value per column is a tuple of tensors, one per c.
+The cache is read in *words* of 16 bits. A word contains ``PER_WORD`` codes, which is 1, 2 or 4. Code c of word w is
+column ``PER_WORD * w + c`` of a cell. So a value per column is stored in a tuple of PER_WORD tensors. Tensor c of the
+tuple has the values for code c of each word.
 
-ROWS is the number of rows of a program. A row is one query of one query head. NARROW is the 16-bit type of the operands
-(float32 in the interpreter and on older GPUs, which do not use tensor cores here).
+ROWS is the number of rows of a program. A row is one query of one query head. WIDE is the number of words of a cell,
+rounded up to a power of two. NARROW is the type of the operands. It is a 16-bit float on GPUs of sm_89 and later. The
+interpreter and older GPUs use no tensor cores here, so NARROW is float32 there.
 """
 
 from kvviz.kernels.codec import device_function, tl
@@ -17,9 +19,9 @@ from kvviz.kernels.codec import device_function, tl
 
 @device_function
 def stacked(x, LENGTH: tl.constexpr, ROWS: tl.constexpr, NARROW: tl.constexpr):
-    """Turn float32 (LENGTH, ROWS) into 16-bit numbers (LENGTH, 2 * ROWS).
+    """Convert float32 of shape (LENGTH, ROWS) to NARROW. The result has shape (LENGTH, 2 * ROWS).
 
-    The first ROWS columns are the nearest 16-bit numbers (high). The last ROWS columns are the differences (low).
+    The first ROWS columns are the rounded numbers (high). The other columns are the rounding errors (low).
     """
     high = x.to(NARROW)
     low = (x - high.to(tl.float32)).to(NARROW)
@@ -28,7 +30,10 @@ def stacked(x, LENGTH: tl.constexpr, ROWS: tl.constexpr, NARROW: tl.constexpr):
 
 @device_function
 def split_columns(x, ROWS: tl.constexpr, WIDE: tl.constexpr, PER_WORD: tl.constexpr):
-    """Split (ROWS, PER_WORD * WIDE) into PER_WORD tensors (ROWS, WIDE): tensor c has the columns PER_WORD * w + c."""
+    """Split a tensor of shape (ROWS, PER_WORD * WIDE) into PER_WORD tensors of shape (ROWS, WIDE).
+
+    Tensor c gets the columns c, c + PER_WORD, c + 2 * PER_WORD, and so on.
+    """
     if PER_WORD == 1:
         return (x,)
     elif PER_WORD == 2:
@@ -44,7 +49,7 @@ def split_columns(x, ROWS: tl.constexpr, WIDE: tl.constexpr, PER_WORD: tl.conste
 
 @device_function
 def joined_columns(x, ROWS: tl.constexpr, WIDE: tl.constexpr, PER_WORD: tl.constexpr):
-    """Join the tensors of :func:`split_columns` to (ROWS, PER_WORD * WIDE)."""
+    """Undo :func:`split_columns`. The result has shape (ROWS, PER_WORD * WIDE)."""
     if PER_WORD == 1:
         return x[0]
     elif PER_WORD == 2:
@@ -57,10 +62,10 @@ def joined_columns(x, ROWS: tl.constexpr, WIDE: tl.constexpr, PER_WORD: tl.const
 
 @device_function
 def load_words(base, cell, WORDS: tl.constexpr, WIDE: tl.constexpr, BYTES: tl.constexpr, TILE: tl.constexpr):
-    """Load the words of TILE cells: int16 (TILE, WIDE), with zeros from column WORDS on.
+    """Load the WORDS words of each of TILE cells, as int16 of shape (TILE, WIDE). The columns from WORDS on are 0.
 
-    The load has shape (WIDE / 16, TILE, 16). Triton then spreads eight rows over the threads of a warp, four threads
-    per row. A tensor core needs its operand in this form.
+    The words are loaded in shape (WIDE / 16, TILE, 16). With this shape, Triton gives four threads to each row, so that
+    a warp loads eight rows at once. A tensor core needs the words in these threads.
     """
     chunk, word = tl.arange(0, WIDE // 16)[:, None, None] * 16, tl.arange(0, 16)[None, None, :]
     place = tl.multiple_of(base + cell, [BYTES])[None, :, None] + (chunk + word)
@@ -73,7 +78,10 @@ def load_words(base, cell, WORDS: tl.constexpr, WIDE: tl.constexpr, BYTES: tl.co
 
 @device_function
 def query_operands(x, ROWS: tl.constexpr, WIDE: tl.constexpr, PER_WORD: tl.constexpr, NARROW: tl.constexpr):
-    """Turn queries (ROWS, PER_WORD * WIDE) into PER_WORD operands (WIDE, 2 * ROWS): split, transposed and stacked."""
+    """Make operands from queries of shape (ROWS, PER_WORD * WIDE): split the columns, transpose, and stack.
+
+    The result is a tuple of PER_WORD tensors of shape (WIDE, 2 * ROWS).
+    """
     operands, columns = (), split_columns(x, ROWS, WIDE, PER_WORD)
     for c in tl.static_range(PER_WORD):
         operands = operands + (stacked(tl.trans(columns[c]), WIDE, ROWS, NARROW),)
@@ -82,7 +90,10 @@ def query_operands(x, ROWS: tl.constexpr, WIDE: tl.constexpr, PER_WORD: tl.const
 
 @device_function
 def dot_scores(queries, keys, ROWS: tl.constexpr, TILE: tl.constexpr, PER_WORD: tl.constexpr):
-    """Compute the dot products of keys and stacked queries: float32 (TILE, ROWS), summed over all columns."""
+    """Compute the dot products of the keys and the queries. The result is float32 of shape (TILE, ROWS).
+
+    ``keys`` are the decoded words of a tile. ``queries`` are the result of :func:`query_operands`.
+    """
     scores = tl.full((TILE, 2 * ROWS), 0.0, tl.float32)
     for c in tl.static_range(PER_WORD):
         scores = tl.dot(keys[c], queries[c], scores, input_precision="ieee")
@@ -91,7 +102,7 @@ def dot_scores(queries, keys, ROWS: tl.constexpr, TILE: tl.constexpr, PER_WORD: 
 
 @device_function
 def zero_sums(ROWS: tl.constexpr, WIDE: tl.constexpr, PER_WORD: tl.constexpr):
-    """Make the sums of values, with all sums 0: PER_WORD tensors (WIDE, 2 * ROWS)."""
+    """Return the sums before the first tile: a tuple of PER_WORD tensors of zeros, of shape (WIDE, 2 * ROWS)."""
     out = ()
     for _ in tl.static_range(PER_WORD):
         out = out + (tl.full((WIDE, 2 * ROWS), 0.0, tl.float32),)
@@ -100,7 +111,10 @@ def zero_sums(ROWS: tl.constexpr, WIDE: tl.constexpr, PER_WORD: tl.constexpr):
 
 @device_function
 def multiplied_sums(sums, factor, ROWS: tl.constexpr, WIDE: tl.constexpr, PER_WORD: tl.constexpr):
-    """Multiply the sums of each row, in the high and the low column, by ``factor`` (ROWS,)."""
+    """Multiply the sums of each row by the factor of the row. ``factor`` has shape (ROWS,).
+
+    Each row has two columns of sums, high and low. Both are multiplied.
+    """
     out = ()
     for c in tl.static_range(PER_WORD):
         pair = tl.reshape(sums[c], (WIDE, 2, ROWS)) * factor[None, None, :]
@@ -110,7 +124,10 @@ def multiplied_sums(sums, factor, ROWS: tl.constexpr, WIDE: tl.constexpr, PER_WO
 
 @device_function
 def added_values(sums, weights, values, PER_WORD: tl.constexpr):
-    """Add the values of a tile to the sums; ``weights`` are stacked, (TILE, 2 * ROWS)."""
+    """Multiply the values of a tile by the weights, and add the products to the sums.
+
+    ``weights`` are the result of :func:`stacked`, of shape (TILE, 2 * ROWS).
+    """
     out = ()
     for c in tl.static_range(PER_WORD):
         out = out + (tl.dot(tl.trans(values[c]), weights, sums[c], input_precision="ieee"),)
@@ -119,7 +136,7 @@ def added_values(sums, weights, values, PER_WORD: tl.constexpr):
 
 @device_function
 def joined_sums(sums, ROWS: tl.constexpr, WIDE: tl.constexpr, PER_WORD: tl.constexpr):
-    """Add the high and the low column of each row, and join the sums to (ROWS, PER_WORD * WIDE)."""
+    """Add the high and the low column of each row, and join the sums. The result has shape (ROWS, PER_WORD * WIDE)."""
     out = ()
     for c in tl.static_range(PER_WORD):
         out = out + (tl.trans(tl.sum(tl.reshape(sums[c], (WIDE, 2, ROWS)), axis=1)),)

@@ -1,12 +1,11 @@
-"""Conversions in few PTX instructions, for GPUs of sm_89 and later: rounding, saturating and packing.
+"""Conversions between numbers and codes, in few PTX instructions, for GPUs of sm_89 and later.
 
-Triton itself needs several instructions for each of these conversions. Each function here has a twin in ``codec`` for
-the interpreter and for older GPUs. Tests check that a function and its twin give the same bits. A function works on 2
-or 4 neighbouring elements, which are packed in one register.
+Triton itself needs more instructions for each of these conversions. For the interpreter and for older GPUs, ``codec``
+has code that gives the same bits. Tests compare the bits. Most functions work on 2 or 4 neighbouring elements at once.
 
-Two tricks occur in several functions. To round halves away from zero: add 0.5 with the sign of the number, rounding
-towards zero, then cut the fraction off. To convert a small integer to float16: write it into the mantissa of 1024.0
-(0x6400), then subtract 1024.0.
+Two tricks occur in several functions. The first trick rounds halves away from zero. It adds 0.5 with the sign of the
+number, in the rounding mode towards zero. Then it cuts off the fraction. The second trick converts a small integer to
+float16. It writes the integer into the mantissa of 1024.0 (0x6400). Then it subtracts 1024.0.
 """
 
 from kvviz.kernels.runtime import prepare
@@ -19,15 +18,15 @@ import triton.language as tl  # noqa: E402
 
 @triton.jit
 def maximum_or_nan(a, b):
-    """Return the larger of two floats, or NaN if one is NaN."""
+    """Return the larger of two floats. If at least one of them is NaN, return NaN."""
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
 def int8_codes(x, inverse, keep):
-    """Convert float32 to int8 codes: multiply by ``inverse``, round halves away from zero, saturate.
+    """Convert float32 to int8 codes. Multiply by ``inverse``, round halves away from zero, and clamp to -128 and 127.
 
-    keep: int8, -1 to keep the code of an element, or 0 to make the code 0.
+    ``keep`` is an int8 mask. If it is -1, the code stays. If it is 0, the code becomes 0.
     """
     return tl.inline_asm_elementwise(
         """{
@@ -50,9 +49,9 @@ def int8_codes(x, inverse, keep):
 
 @triton.jit
 def e4m3_codes(x, inverse, keep):
-    """Convert float32 to e4m3fn bits: multiply by ``inverse``, round to nearest even, saturate at 448. NaN gives 0x7F.
+    """Convert float32 to e4m3fn bits. Multiply by ``inverse``, round to nearest even, and clamp to +-448.
 
-    keep: int8, -1 to keep the code of an element, or 0 to make the code 0.
+    NaN becomes 0x7F. ``keep`` is an int8 mask. If it is -1, the code stays. If it is 0, the code becomes 0.
     """
     return tl.inline_asm_elementwise(
         """{
@@ -73,11 +72,10 @@ def e4m3_codes(x, inverse, keep):
 
 @triton.jit
 def int4_pairs(even, odd, inverse, zero_point, keep):
-    """Convert two float32 to two codes of 0 to 15 in one byte; the code of ``even`` is the low half.
+    """Convert two float32 numbers to two int4 codes in one byte. The code of ``even`` is in the low half of the byte.
 
-    A code is the number times ``inverse``, plus ``zero_point``, rounded (halves up) and saturated.
-
-    keep: int8, -1 to keep the codes of a byte, or 0 to make them 0.
+    To make a code, multiply the number by ``inverse``, add ``zero_point``, round halves up, and clamp to 0 and 15.
+    ``keep`` is an int8 mask. If it is -1, both codes stay. If it is 0, both codes become 0.
     """
     return tl.inline_asm_elementwise(
         """{
@@ -106,7 +104,7 @@ def int4_pairs(even, odd, inverse, zero_point, keep):
 
 @triton.jit
 def through_bfloat16(x):
-    """Round float32 to bfloat16, to nearest even, and return the result as float32."""
+    """Round float32 to the precision of bfloat16 (to nearest even). The result is float32."""
     return tl.inline_asm_elementwise(
         "{ .reg .b32 t; cvt.rn.bf16x2.f32 t, $3, $2; shl.b32 $0, t, 16; and.b32 $1, t, 0xFFFF0000; }",
         "=r,=r,r,r",
@@ -119,7 +117,10 @@ def through_bfloat16(x):
 
 @triton.jit
 def e4m3_halves(word):
-    """Decode the two e4m3fn codes in an int16: return two float16, the low byte first. Exact; NaN stays NaN."""
+    """Decode the two e4m3fn codes in an int16. Return two float16 numbers, and the number of the low byte first.
+
+    The numbers are exact. A NaN code gives NaN.
+    """
     return tl.inline_asm_elementwise(
         """{
         .reg .b32 t; .reg .b16 a, b;
@@ -138,10 +139,10 @@ def e4m3_halves(word):
 
 @triton.jit
 def int8_halves(word):
-    """Decode the two int8 codes in an int16: return two float16, the low byte first. Exact.
+    """Decode the two int8 codes in an int16. Return two float16 numbers, and the number of the low byte first.
 
-    A code with its sign bit flipped is code + 128. Written into the mantissa of 1024.0, it makes 1024 + 128 + code;
-    then 1024 + 128 (0x6480) is subtracted.
+    The numbers are exact. Flipping the sign bit of a code makes the unsigned number code + 128. This number is written
+    into the mantissa of 1024.0, which gives 1024 + 128 + code. Then 1024 + 128 (0x6480) is subtracted.
     """
     return tl.inline_asm_elementwise(
         """{
@@ -160,7 +161,10 @@ def int8_halves(word):
 
 @triton.jit
 def int4_quarters(word):
-    """Decode the four codes of 0 to 15 in an int16: return four float16, the lowest bits first. Exact."""
+    """Decode the four int4 codes in an int16. Return four float16 numbers, and the number of the lowest bits first.
+
+    The numbers are exact.
+    """
     return tl.inline_asm_elementwise(
         """{
         .reg .b32 t, m, z;

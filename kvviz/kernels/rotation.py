@@ -1,7 +1,10 @@
-"""The rotation of int4: signs, then a Walsh-Hadamard transform, as device functions for the kernels.
+"""The rotation of the mode int4_per_token_head, as functions for the kernels.
 
-``kvviz.cache.codes`` has the same rotation in plain torch. Both add in the same order, so that both give the same bits.
-The rotation mixes ``length`` adjacent columns with each other, the largest power of two that divides head_size.
+The rotation multiplies each column by a sign, and then applies a Walsh-Hadamard transform. The transform mixes
+``length`` adjacent columns with each other. ``length`` is the largest power of two that divides head_size.
+
+``kvviz.cache.codes`` has the same rotation in plain torch. Both versions add numbers in the same order. So they
+give the same bits.
 """
 
 from functools import lru_cache
@@ -12,13 +15,13 @@ from kvviz.kernels.codec import INTERPRETED, device_function, tl
 
 @lru_cache
 def sign_bits(length: int) -> int:
-    """Return the signs of the rotation as an integer: bit ``i`` is set if the sign of column ``i`` is -1."""
+    """Return the signs of the rotation as one integer. Bit ``i`` is 1 if the sign of column ``i`` is -1."""
     return sum(1 << column for column, sign in enumerate(rotation_signs(length).tolist()) if sign < 0)
 
 
 @device_function
 def rotation_sign(column, SIGNS: tl.constexpr, LENGTH: tl.constexpr):
-    """Return +1.0 or -1.0 for each column: -1.0 if bit ``column % LENGTH`` of the integer SIGNS is set."""
+    """Return the sign of each column, as +1.0 or -1.0. SIGNS is the result of ``sign_bits(LENGTH)``."""
     bit = column % LENGTH
     word = bit.to(tl.int64) * 0
     for part in tl.static_range((LENGTH + 31) // 32):  # SIGNS may have more bits than an int64
@@ -28,10 +31,10 @@ def rotation_sign(column, SIGNS: tl.constexpr, LENGTH: tl.constexpr):
 
 @device_function
 def butterfly(x, AXIS: tl.constexpr, NDIM: tl.constexpr):
-    """Replace each pair (a, b) along an axis of length 2 by (a + b, a - b).
+    """Replace each pair (a, b) along an axis of length 2 by (a + b, a - b). AXIS is this axis, and x has NDIM axes.
 
-    Each element needs its partner: a ^ (a ^ b) is b, and b ^ (a ^ b) is a. The reduction to a ^ b moves data between
-    threads only if a and b lie in different threads.
+    To compute its sum or difference, a needs b, and b needs a. So the kernel computes a ^ b for each pair, because
+    a ^ (a ^ b) is b, and b ^ (a ^ b) is a. This moves data between threads only if a and b lie in different threads.
     """
     second = tl.arange(0, 2)
     for axis in tl.static_range(NDIM):
@@ -44,13 +47,13 @@ def butterfly(x, AXIS: tl.constexpr, NDIM: tl.constexpr):
 
 @device_function
 def hadamard(x, REP: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr, LOG2_LENGTH: tl.constexpr):
-    """Compute the unnormalised Walsh-Hadamard transform of each ``2**LOG2_LENGTH`` adjacent columns.
+    """Apply the Walsh-Hadamard transform to each group of ``2**LOG2_LENGTH`` adjacent columns. Nothing is normalised.
 
-    The sums are added in butterfly order: first pairs of columns at distance 1, then 2, 4 and so on.
+    The first stage combines pairs of columns at distance 1. The next stages have the distances 2, 4, and so on.
 
-    x: float32 (REP, ROWS, WIDE); column ``r * WIDE + w`` of a row lies at ``[r, row, w]``.
+    x is a float32 tensor of shape (REP, ROWS, WIDE). Column ``r * WIDE + w`` of a row lies at ``[r, row, w]``.
     """
-    if INTERPRETED:  # without butterfly, because xor_sum is a slow Python loop in the interpreter
+    if INTERPRETED:  # do not use butterfly, because xor_sum is a slow Python loop in the interpreter
         x = tl.reshape(x if REP == 1 else tl.permute(x, (1, 0, 2)), (ROWS, REP * WIDE))
         for stage in tl.static_range(LOG2_LENGTH):
             pairs = tl.reshape(x, (ROWS, REP * WIDE // (2 << stage), 2, 1 << stage))

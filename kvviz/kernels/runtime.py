@@ -1,9 +1,9 @@
-"""Choose the runtime of the Triton kernels: an NVIDIA GPU, or Triton's interpreter on the CPU.
+"""Choose the runtime of the Triton kernels, which is an NVIDIA GPU, or Triton's interpreter on the CPU.
 
-Triton reads ``TRITON_INTERPRET`` once, while ``import triton`` runs. The runtime must therefore be chosen before any
-module imports triton. Every module of this package that needs triton calls :func:`prepare` first.
+Triton reads ``TRITON_INTERPRET`` once, when triton is imported. So the runtime must be chosen before that. Every module
+of this package that imports triton calls :func:`prepare` first.
 
-A GPU whose memory is almost full is not used. This is checked once per process, and the answer does not change later.
+If the memory of the GPU is almost full, the GPU is not used. This is checked only once per process.
 """
 
 import functools
@@ -14,25 +14,25 @@ import sys
 import torch
 
 INSTALL_HINT = (
-    "Triton is not installed, and the kernels need it. On Linux: python -m pip install triton. "
-    "On Windows and macOS there is no Triton: layouts, audit and drawing work, kernels do not."
+    "Triton is not installed, but the kernels need Triton. On Linux, run: python -m pip install triton. "
+    "For Windows and macOS, Triton is not available. Layouts, audit and drawing work there, but kernels do not."
 )
-RESTART_HINT = "restart the kernel (or the process) and run the first cell again"
 GPU_GIB = 1.0
-"""GiB of GPU memory that one notebook may use, without the CUDA context. This much must be free when it starts."""
+"""The most GPU memory that one notebook uses, in GiB. The CUDA context is not counted. To start a notebook on the GPU,
+this much memory must be free."""
 
 
 def prepare() -> str:
-    """Choose the runtime and return its name: "gpu" or "interpreter".
+    """Choose the runtime and return its name, "gpu" or "interpreter".
 
-    The interpreter is chosen if there is no GPU, or if the GPU is full. A full GPU is reported on stderr. This function
-    then sets ``TRITON_INTERPRET=1``. If ``TRITON_INTERPRET=1`` is set before, the interpreter is chosen on a machine
-    with a GPU too, and the GPU is not touched.
+    If ``TRITON_INTERPRET=1`` is set, this function returns "interpreter" without using the GPU. It also returns
+    "interpreter" if there is no GPU, or if the GPU is full. Then it sets ``TRITON_INTERPRET=1`` itself. If the GPU is
+    full, a sentence on stderr says so.
 
     Raises:
         ImportError: triton is not installed.
-        RuntimeError: the only GPU is not made by NVIDIA; or triton was imported before the runtime was chosen; or the
-            GPU is full and ``KVVIZ_REQUIRE_GPU=1``.
+        RuntimeError: the GPU is not made by NVIDIA. Or triton was imported earlier for another runtime. Or the GPU is
+            full and ``KVVIZ_REQUIRE_GPU=1`` is set.
     """
     if importlib.util.find_spec("triton") is None:
         raise ImportError(INSTALL_HINT)
@@ -45,7 +45,7 @@ def prepare() -> str:
 
 
 def device() -> torch.device:
-    """Return the device on which the kernels of this process run: ``cuda`` or ``cpu``."""
+    """Return the device on which the kernels of this process run. It is ``cuda`` or ``cpu``."""
     return torch.device("cuda" if prepare() == "gpu" else "cpu")
 
 
@@ -54,46 +54,46 @@ def _choose() -> str:
         return "interpreter"
     if torch.version.hip or (hasattr(torch, "xpu") and torch.xpu.is_available()):
         raise RuntimeError(
-            "This torch uses a GPU that is not NVIDIA's, and the kernels support NVIDIA GPUs only. "
-            "Set TRITON_INTERPRET=1 before starting Python to run everything on the CPU."
+            "The GPU of this torch is not an NVIDIA GPU, but the kernels support only NVIDIA GPUs. "
+            "To run the kernels on the CPU, set TRITON_INTERPRET=1 before starting Python."
         )
     return "gpu" if torch.cuda.is_available() and not full() else "interpreter"
 
 
 @functools.cache
 def full() -> str:
-    """Return a sentence that says why the GPU is full, and print it on stderr; return "" if the GPU can be used.
+    """If the GPU is full, print a text that says why on stderr, and return this text. Otherwise return "".
 
-    The result is "" too if there is no GPU, or if ``TRITON_INTERPRET=1`` is set.
+    Without a GPU the result is "". If ``TRITON_INTERPRET=1`` is set, the result is "" too.
 
-    Reading the free memory creates a CUDA context. The context takes about half a GiB as long as this process lives.
-    Processes that start at the same time do not see the memory that the other processes will take.
+    To read the free memory, this function creates a CUDA context. The context uses about half a GiB until the process
+    ends. If several processes start at the same time, they can all find the same memory free.
     """
     shortage = _memory_shortage() if torch.cuda.is_available() and not _interpreter_requested() else ""
     if not shortage:
         return ""
     sentence = (
-        f"The GPU is full: {shortage}, and a notebook needs {GPU_GIB * 1024:,.0f}. "
-        f"Shut down notebooks that you have finished, and {RESTART_HINT}; "
+        f"The GPU is full: {shortage}, but a notebook needs {GPU_GIB * 1024:,.0f} MiB. To use the GPU, shut down "
+        "notebooks that you do not need, and restart this notebook (or the Python process). "
     )
     if os.environ.get("KVVIZ_REQUIRE_GPU") == "1":
-        raise RuntimeError(f"{sentence}without KVVIZ_REQUIRE_GPU=1, kernels run on the CPU.")
-    sentence += "until then, kernels run in Triton's interpreter on the CPU."
+        raise RuntimeError(f"{sentence}To use the CPU instead, unset KVVIZ_REQUIRE_GPU.")
+    sentence += "Until then, the kernels of this process run in Triton's interpreter on the CPU."
     print(sentence, file=sys.stderr)
     return sentence
 
 
 def _memory_shortage() -> str:
-    """Return how much GPU memory is free, in words, if it is less than GPU_GIB; else ""."""
+    """If less than GPU_GIB of GPU memory is free, say in words how much is free. Otherwise return ""."""
     try:
         free_bytes, total_bytes = torch.cuda.mem_get_info()
     except RuntimeError as error:  # OutOfMemoryError and AcceleratorError are subclasses of RuntimeError
         if "out of memory" not in str(error):
             raise
-        return "it has no MiB free even for a CUDA context"
+        return "there is no memory free even for a CUDA context"
     if free_bytes >= GPU_GIB * 2**30:
         return ""
-    return f"{free_bytes >> 20:,} of its {total_bytes >> 20:,} MiB are free"
+    return f"{free_bytes >> 20:,} of {total_bytes >> 20:,} MiB are free"
 
 
 def _interpreter_requested() -> bool:
@@ -102,14 +102,20 @@ def _interpreter_requested() -> bool:
 
 
 def _check_imported_triton(runtime: str) -> None:
-    """Raise a RuntimeError if triton was imported for another runtime, or if the variable has changed since."""
+    """Raise RuntimeError if triton was imported for another runtime, or if ``TRITON_INTERPRET`` was changed since."""
     import triton.language as tl
 
     imported = "interpreter" if type(tl.max).__name__ == "InterpretedFunction" else "gpu"
     requested = "interpreter" if _interpreter_requested() else "gpu"
-    if imported != runtime or requested != runtime:
+    if imported != runtime:
         raise RuntimeError(
             f"Triton was imported for the runtime {imported!r}, but this process needs the runtime {runtime!r} "
             f"(TRITON_INTERPRET={os.environ.get('TRITON_INTERPRET')!r}). Triton reads this variable only when it is "
-            f"imported. Import kvviz.kernels before triton, and {RESTART_HINT}."
+            "imported. Restart the notebook (or the Python process), and import kvviz.kernels before triton."
+        )
+    if requested != runtime:
+        raise RuntimeError(
+            f"This process uses the runtime {runtime!r}, but TRITON_INTERPRET was changed to "
+            f"{os.environ.get('TRITON_INTERPRET')!r}. Restart the notebook (or the Python process), and do not change "
+            "TRITON_INTERPRET after the start."
         )

@@ -30,13 +30,13 @@ from kvviz.kernels.rotation import hadamard, rotation_sign, sign_bits
 
 
 # Grid:   (ceil(T / TOKENS), ceil(H / HEADS)) programs.
-# Work:   One program writes the K and V cells of TOKENS tokens and HEADS heads. Each cell is one row of the tile: even
-#         rows are cells of K, odd rows are cells of V.
+# Work:   One program writes the K and V cells of TOKENS tokens and HEADS heads. Each cell is one row of the tile. Even
+#         rows are cells of K, and odd rows are cells of V.
 # Reads:  One program reads head_size elements per cell, and 8 bytes of slot_mapping per token.
-# Writes: For each cell, first the scale, then the codes. vLLM's kernel has the same order.
-# Tiles:  The elements have shape (REP, ROWS, WIDE); column r * WIDE + w of a row lies at [r, row, w]. On a GPU a row is
-#         spread over WIDE / 8 threads, and a thread holds 8 columns for each r. The codes have shape
-#         (ROWS, REP * WIDE / PER_BYTE). Numbers per row have shape (ROWS,).
+# Writes: One program writes first the scales, then the codes. vLLM's kernel has the same order.
+# Tiles:  The elements have shape (REP, ROWS, WIDE). Column r * WIDE + w of a row lies at [r, row, w]. On a GPU,
+#         WIDE / 8 threads work on one row, and each thread has 8 columns for each r. The codes have shape
+#         (ROWS, REP * WIDE / PER_BYTE). Each number per row has shape (ROWS,).
 @triton.jit
 def _write_kernel(
     key_ptr, value_ptr, k_cache_ptr, v_cache_ptr, k_scale_ptr, v_scale_ptr, slot_ptr, num_tokens,
@@ -54,7 +54,7 @@ def _write_kernel(
     local = row // (2 * HEADS)
     token = tl.program_id(0).to(INDEX) * TOKENS + local
     inside = token < num_tokens
-    if ROWS != 2 * TOKENS * HEADS:  # ROWS is a power of two: the last rows may be padding
+    if ROWS != 2 * TOKENS * HEADS:  # ROWS is a power of two, so the last rows may be padding
         inside = inside & (local < TOKENS)
     if NUM_HEADS % HEADS != 0:
         inside = inside & (head < NUM_HEADS)
@@ -63,7 +63,7 @@ def _write_kernel(
     # 2. Load the elements.
     source = tl.where(is_value, value_ptr, key_ptr) + token * in_token + head * in_head
     source = tl.multiple_of(source, [IN_BYTES])
-    PERMUTED: tl.constexpr = ROWS_FIRST and REP != 1  # make ROWS the axis that Triton spreads over the threads
+    PERMUTED: tl.constexpr = ROWS_FIRST and REP != 1  # Triton must spread the axis of ROWS over the threads
     column = (tl.arange(0, REP) * WIDE)[:, None, None] + tl.arange(0, WIDE)[None, None, :]
     if PERMUTED:
         place, tile = source[:, None, None] + tl.permute(column, (1, 0, 2)), inside[:, None, None]
@@ -74,7 +74,7 @@ def _write_kernel(
     if PERMUTED:
         given = tl.permute(given, (1, 0, 2))
 
-    # 3. Find the address of each row's cell. Rows of padding tokens (negative slots) write nothing.
+    # 3. Find the address of the cell of each row. A token with a negative slot is padding, and is not written.
     slot = tl.load(slot_ptr + token, mask=inside, other=-1)
     inside = inside & (slot >= 0)
     slot = slot.to(INDEX)
@@ -97,7 +97,7 @@ def _write_kernel(
         scale_place = tl.where(is_value, v_scale_ptr, k_scale_ptr)
         scale_place += block * scale_block + place * scale_token + head * scale_head
         tl.store(scale_place, scale, mask=inside)
-        tl.debug_barrier()  # if scales and codes overlap, the codes must stay: store the scales before the codes
+        tl.debug_barrier()  # store all scales before the codes, because codes must win if the two overlap
     else:
         tl.static_assert(not ROTATED, "only modes with scales can be rotated")
         codes = codes_without_scale(given, CODE, PTX)
@@ -111,20 +111,21 @@ def _write_kernel(
 
 @dataclass(frozen=True)
 class Program:
-    """The shape of a launch of :func:`write_kv`: how much one program writes, and what the compiler may assume.
+    """The shape of a launch of :func:`write_kv`, which decides how much work one program does.
 
     Attributes:
-        tokens, heads: one program writes ``tokens x heads`` cells of K, and the same number of V. Default in the
-            interpreter: all tokens and heads, up to Triton's largest tensor. Default on a GPU: 8 cells, or 16 cells in
-            modes with rotation. vLLM's own kernel has 1 and 1.
-        wide: columns of a cell that are spread over neighbouring threads in one pass; a power of two, at least 8. If a
-            cell has more columns, the same threads take them in further passes. Default in the interpreter: all
-            columns. Default on a GPU: 32 columns (4 threads), or 8 columns (1 thread) in modes with rotation, because
-            fewer threads per cell exchange less data.
-        warps: warps of 32 threads in one program; a power of two.
-        aligned: True if the compiler gets a divisor of all addresses. Then it may load and store up to 16 bytes at
-            once.
-        instructions: True to convert with single PTX instructions on a GPU that has them (sm_89 and later).
+        tokens, heads: one program writes ``tokens x heads`` cells of K and the same number of cells of V. In the
+            interpreter, the default is all tokens and all heads, up to Triton's largest tensor. On a GPU, the default
+            is 8 cells of K, or 16 in modes with rotation. In vLLM's kernel, both numbers are 1.
+        wide: the number of columns of a cell that neighbouring threads convert in one pass. It must be a power of two,
+            and at least 8. If a cell has more columns, the same threads convert more columns in the next pass. In the
+            interpreter, the default is all columns. On a GPU, the default is 32 columns (4 threads). In modes with
+            rotation, it is 8 columns (1 thread), because fewer threads exchange less data.
+        warps: the number of warps in one program. It must be a power of two. Default: depends on the other numbers.
+        aligned: True if the compiler is told by how many bytes all addresses can be divided. Then it can load and
+            store up to 16 bytes at once.
+        instructions: True if the kernel uses the PTX instructions of ``kvviz.kernels.ptx``. They exist on GPUs of sm_89
+            and later. On all other devices, this attribute has no effect.
     """
 
     tokens: int | None = None
@@ -147,29 +148,33 @@ def write_kv(
     program: Program = Program(),
     slots_checked: bool = False,
 ) -> None:
-    """Write T tokens of one layer into the cache, through exactly the given views.
+    """Write K and V of T tokens of one layer into the cache, through exactly the given views.
 
-    Nothing is copied, moved or repaired first: if the scale views overlap bytes of another owner, these bytes are
-    overwritten. If writes of one launch overlap (cells without a tail, or one slot given twice), the result is a race.
-    On a GPU, two runs can give different results. In both runtimes, another program shape can give another result.
+    Nothing is copied, moved or repaired first. If the scale views overlap bytes of another owner, these bytes are
+    overwritten. Writes of one launch overlap if cells have no tail, or if a slot is given twice. Then the programs
+    race. On a GPU, two runs can give different bytes. In both runtimes, another ``program`` can give other bytes.
 
-    A token with a negative slot is padding, and nothing is written for it. A cell with NaN or infinity is poisoned
-    (see ``kvviz.cache.codes``).
+    A token with a negative slot is padding, and is not written. If K or V of a token and head contains NaN or infinity,
+    the cell is poisoned (see ``kvviz.cache.codes``).
+
+    In the shapes, H is the number of KV heads, D the head size, B the number of blocks, N the number of tokens per
+    block, and C the number of elements of a cell.
 
     Args:
-        key, value: ``(T, H, D)``, float32, bfloat16 or float16, on the cache's device.
-        kv_cache: the view of one layer, ``(B, 2, N, H, C)`` or ``(B, H, N, 2C)``.
-        slot_mapping: int64 ``(T,)``; slot ``s`` is token ``s % N`` of block ``s // N``.
+        key, value: float32, bfloat16 or float16 tensors of shape ``(T, H, D)``, on the device of the cache.
+        kv_cache: the KV view of one layer, of shape ``(B, 2, N, H, C)`` or ``(B, H, N, 2C)``.
+        slot_mapping: int64 tensor of shape ``(T,)``, the slot of each token. Slot ``s`` is place ``s % N`` of block
+            ``s // N``.
         kv_cache_dtype: the name of the mode.
-        k_scale_cache, v_scale_cache: ``(B, N, H)`` in the mode's scale dtype (float32) for per-token-head modes, else
-            None.
-        program: the shape of the launch. It does not change the result, unless cells written by one launch overlap.
-        slots_checked: True if the caller has checked that every slot lies inside the cache. Otherwise the slots are
-            checked here. That check waits for the GPU, which takes longer than a small launch.
+        k_scale_cache, v_scale_cache: the scale views of the layer, of shape ``(B, N, H)`` and of the scale dtype of
+            the mode. They must be None in a mode without scales.
+        program: the shape of the launch. It changes the speed. It changes the bytes only if writes of one launch
+            overlap.
+        slots_checked: True if the caller has checked that every slot exists. Otherwise this function reads and checks
+            the slots. This waits for the GPU, and takes longer than a small launch.
 
     Raises:
-        ValueError: the kernel cannot serve these shapes, dtypes, devices, strides or slots. The message has the
-            numbers.
+        ValueError: a shape, dtype, device, stride or slot is not supported. The message contains the numbers.
     """
     mode = kernel_mode(kv_cache_dtype)
     k_cells, v_cells = cache_halves(kv_cache, kv_cache_dtype)
@@ -179,7 +184,7 @@ def write_kv(
     num_tokens, num_heads, head_size = key.shape
     if (slots := k_cells.shape[0] * k_cells.shape[1]) > LARGEST_SLOT:
         raise ValueError(
-            f"the cache has {slots} slots, but the kernel supports at most {LARGEST_SLOT}: use fewer blocks"
+            f"the cache has {slots} slots, but the kernel supports only {LARGEST_SLOT} slots: allocate fewer blocks"
         )
     if num_tokens == 0:
         return
@@ -201,13 +206,13 @@ def write_kv(
 
 
 def alignment(*tensors: torch.Tensor) -> int:
-    """Return the largest divisor, at most 16 bytes, of the addresses of all innermost rows of the tensors."""
+    """Return the largest power of two, at most 16 bytes, that divides the address of every innermost row."""
     steps = [step * t.element_size() for t in tensors for step in t.stride()[:-1]]
     return math.gcd(16, *(t.data_ptr() for t in tensors), *steps)
 
 
 def _launch_shape(program: Program, key: torch.Tensor, mode: Mode) -> tuple[int, int, int, int]:
-    """Return tokens, heads, wide and warps of a launch: the program's numbers, or the defaults of the class."""
+    """Return tokens, heads, wide and warps of a launch. A number that ``program`` does not give gets the default."""
     num_tokens, num_heads, head_size = key.shape
     given_tokens, given_heads, given_wide, given_warps = _checked_numbers(program)
     columns = triton.next_power_of_2(head_size)
@@ -222,13 +227,13 @@ def _launch_shape(program: Program, key: torch.Tensor, mode: Mode) -> tuple[int,
 
 
 def _checked_numbers(program: Program) -> tuple[int | None, ...]:
-    """Return tokens, heads, wide and warps of a program as Python integers. Raises ValueError for a wrong number."""
+    """Return tokens, heads, wide and warps of a program as Python integers. Raise ValueError if one is wrong."""
     names = ("tokens", "heads", "wide", "warps")
     numbers = [getattr(program, name) for name in names]
     for name, number in zip(names, numbers, strict=True):
         if number is not None and not is_integer(number, 1):
-            raise ValueError(f"{name} of a program must be an integer of at least 1, not {number!r}")
+            raise ValueError(f"program.{name} is {number!r}, but it must be an integer of at least 1")
     for name, number, least in (("wide", program.wide, 8), ("warps", program.warps, 1)):
         if number is not None and (number < least or number & (number - 1)):
-            raise ValueError(f"{name} of a program must be a power of two of at least {least}, not {number}")
+            raise ValueError(f"program.{name} is {number}, but it must be a power of two, and at least {least}")
     return tuple(None if number is None else int(number) for number in numbers)

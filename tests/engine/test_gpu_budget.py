@@ -56,7 +56,7 @@ def test_another_limit_is_at_most_the_whole_gpu(gpu, gib, fraction):
 
 def test_without_triton_a_notebook_goes_on_as_far_as_it_can(monkeypatch):
     monkeypatch.setattr(gpu_budget.importlib.util, "find_spec", lambda name: None)
-    assert gpu_budget.keep().startswith("Triton is not installed, and the kernels need it.")
+    assert gpu_budget.keep().startswith("Triton is not installed, but the kernels need Triton.")
     assert gpu_budget.release() == "No GPU memory was used."
 
 

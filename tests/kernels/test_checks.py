@@ -62,7 +62,10 @@ def refusal(launch, cache, arguments) -> str:
 WRONG_WRITES = {
     "value of another length": ({"value": zeros(2, H, D)}, ["(3, 2, 32)", "(2, 2, 32)"]),
     "value of another head size": ({"value": zeros(T, H, 16)}, ["(3, 2, 32)", "(3, 2, 16)"]),
-    "heads and channels in one axis": ({"key": zeros(T, H * D), "value": zeros(T, H * D)}, ["(3, 64)", "(T, H, D)"]),
+    "heads and channels in one axis": (
+        {"key": zeros(T, H * D), "value": zeros(T, H * D)},
+        ["key has shape (3, 64)", "3 axes", "(T, H, D)"],
+    ),
     "an axis too many": ({"key": zeros(1, T, H, D), "value": zeros(1, T, H, D)}, ["(1, 3, 2, 32)"]),
     "too many heads": ({"key": zeros(T, 3, D), "value": zeros(T, 3, D)}, ["3 KV heads", "the cache has 2"]),
     "head size too large": ({"key": zeros(T, H, 64), "value": zeros(T, H, 64)}, ["64", "64 or 68 bytes", "have 36"]),
@@ -72,16 +75,16 @@ WRONG_WRITES = {
     "two dtypes": ({"value": zeros(T, H, D).half()}, ["torch.float32", "torch.float16"]),
     "every second channel": (
         {"key": zeros(T, H, 2 * D)[..., ::2], "value": zeros(T, H, 2 * D)[..., ::2]},
-        ["innermost stride 1", "(128, 64, 2)"],
+        ["(128, 64, 2)", "innermost stride must be 1"],
     ),
     "two orders": ({"value": zeros(H, T, D).transpose(0, 1)}, ["(64, 32, 1)", "(32, 96, 1)"]),
     "a slot behind the last": ({"slot_mapping": slots(0, 32, 1)}, ["slot 32", "4 blocks", "0 to 31"]),
     "a slot far away": ({"slot_mapping": slots(1 << 40, 0, 1)}, [str(1 << 40), "0 to 31"]),
-    "too few slots": ({"slot_mapping": slots(0, 1)}, ["(3,)", "(2,)"]),
+    "too few slots": ({"slot_mapping": slots(0, 1)}, ["3 tokens", "(3,)", "(2,)"]),
     "too many slots": ({"slot_mapping": slots(0, 1, 2, 3)}, ["(3,)", "(4,)"]),
     "slots in two axes": ({"slot_mapping": slots([0, 1, 2])}, ["(3,)", "(1, 3)"]),
-    "slots of 32 bits": ({"slot_mapping": slots(0, 1, 2, dtype=torch.int32)}, ["int64", "torch.int32"]),
-    "every second slot": ({"slot_mapping": slots(0, 1, 2, 3, 4, 5)[::2]}, ["contiguous", "2"]),
+    "slots of 32 bits": ({"slot_mapping": slots(0, 1, 2, dtype=torch.int32)}, ["torch.int64", "torch.int32"]),
+    "every second slot": ({"slot_mapping": slots(0, 1, 2, 3, 4, 5)[::2]}, ["slot_mapping has stride 2", "contiguous"]),
     "key elsewhere": ({"key": zeros(T, H, D, where="meta")}, ["key is on meta", str(DEVICE)]),
     "value elsewhere": ({"value": zeros(T, H, D, where="meta")}, ["value is on meta", str(DEVICE)]),
     "slots elsewhere": (
@@ -135,8 +138,8 @@ WRONG_VIEWS = {
 }
 
 WRONG_QUERIES = {
-    "5 query heads": ({"query": zeros(T, 5, D)}, ["query heads is 5", "multiple of the 2 KV heads"]),
-    "1 query head": ({"query": zeros(T, 1, D)}, ["query heads is 1", "multiple of the 2 KV heads"]),
+    "5 query heads": ({"query": zeros(T, 5, D)}, ["5 query heads", "multiple of the 2 KV heads"]),
+    "1 query head": ({"query": zeros(T, 1, D)}, ["1 query heads", "multiple of the 2 KV heads"]),
     "two axes": ({"query": zeros(T, 4 * D)}, ["(3, 128)", "(T, Hq, D)"]),
     "integers": ({"query": zeros(T, 4, D).int()}, ["torch.int32"]),
     "head size": ({"query": zeros(T, 4, 64)}, ["64 or 68 bytes", "have 36"]),
@@ -147,7 +150,7 @@ WRONG_QUERIES = {
     "query elsewhere": ({"query": zeros(T, 4, D, where="meta")}, ["query is on meta", str(DEVICE)]),
     "no queries": (
         {"query": zeros(0, 4, D), "query_start_loc": int32(0, 0, 0)},
-        ["query has 0 rows", "block_table has 2"],
+        ["query has 0 rows", "block_table has 2 rows"],
     ),
     "no sequences": (
         {
@@ -156,19 +159,31 @@ WRONG_QUERIES = {
             "seq_lens": int32(),
             "query_start_loc": int32(0),
         },
-        ["query has 0 rows", "block_table has 0"],
+        ["query has 0 rows", "block_table has 0 rows"],
     ),
     "a block behind the last": ({"block_table": int32([2, 4], [3, -1])}, ["sequence 0", "block 4", "0 to 3"]),
     "a negative block": ({"block_table": int32([2, 1], [-1, 0])}, ["sequence 1", "block -1", "0 to 3"]),
-    "a table too short": ({"block_table": int32([2], [3])}, ["9 tokens", "needs 2 blocks", "has 1"]),
-    "one row too few": ({"block_table": int32([2, 1])}, ["(1, 2)", "shape (1,)", "shape (2,)", "not (2,) and (3,)"]),
-    "one length too many": ({"seq_lens": int32(9, 8, 1)}, ["(2, 2)", "shape (2,)", "not (3,) and (3,)"]),
-    "one start too few": ({"query_start_loc": int32(0, 3)}, ["shape (3,)", "not (2,) and (2,)"]),
-    "queries that no sequence owns": ({"query_start_loc": int32(0, 1, 2)}, ["3 queries", "0 to 2"]),
-    "queries behind the last": ({"query_start_loc": int32(0, 1, 4)}, ["3 queries", "0 to 4"]),
-    "the first query left out": ({"query_start_loc": int32(1, 2, 3)}, ["3 queries", "1 to 3"]),
-    "starts that go back": ({"query_start_loc": int32(0, 4, 3)}, ["sequence 1", "-1 queries", "8 tokens"]),
-    "more queries than tokens": ({"seq_lens": int32(9, 1)}, ["sequence 1", "2 queries", "1 tokens"]),
+    "a table too short": (
+        {"block_table": int32([2], [3])},
+        ["9 tokens", "needs 2 blocks", "has 1:", "(2, 2) or wider"],
+    ),
+    "one row too few": (
+        {"block_table": int32([2, 1])},
+        ["seq_lens has shape (2,)", "(1, 2)", "seq_lens of shape (1,)"],
+    ),
+    "one length too many": (
+        {"seq_lens": int32(9, 8, 1)},
+        ["seq_lens has shape (3,)", "(2, 2)", "seq_lens of shape (2,)"],
+    ),
+    "one start too few": (
+        {"query_start_loc": int32(0, 3)},
+        ["query_start_loc has shape (2,)", "query_start_loc of shape (3,)"],
+    ),
+    "queries that no sequence owns": ({"query_start_loc": int32(0, 1, 2)}, ["ends with 2", "end with 3"]),
+    "queries behind the last": ({"query_start_loc": int32(0, 1, 4)}, ["ends with 4", "end with 3"]),
+    "the first query left out": ({"query_start_loc": int32(1, 2, 3)}, ["starts with 1", "start with 0"]),
+    "starts that go back": ({"query_start_loc": int32(0, 4, 3)}, ["from 4 back to 3", "sequence 1"]),
+    "more queries than tokens": ({"seq_lens": int32(9, 1)}, ["sequence 1", "2 queries", "only 1 tokens"]),
     "a negative length": ({"seq_lens": int32(-9, 8)}, ["sequence 0", "-9 tokens"]),
     "a table of 64 bits": ({"block_table": int32([2, 1], [3, 0]).long()}, ["block_table", "torch.int64"]),
     "lengths of 64 bits": ({"seq_lens": int32(9, 8).long()}, ["seq_lens", "torch.int64"]),
@@ -252,7 +267,7 @@ def test_a_cache_of_the_wrong_dtype(mode):
 def test_int4_needs_an_even_head_size():
     cache, arguments = writing("int4_per_token_head")
     odd = {"key": zeros(T, H, 33), "value": zeros(T, H, 33)}
-    assert missing(refusal(write_kv, cache, arguments | odd), ["multiple of 2, not 33"]) == []
+    assert missing(refusal(write_kv, cache, arguments | odd), ["head_size is 33", "multiple of 2"]) == []
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -295,7 +310,8 @@ def test_meta_tensors_are_refused_in_one_sentence(launch, made):
     meta = {name: given.to("meta") if torch.is_tensor(given) else given for name, given in arguments.items()}
     with pytest.raises(ValueError) as caught:
         launch(**meta)
-    assert str(caught.value) == "kv_cache is a meta tensor, which has no memory: allocate it on the CPU or on a GPU"
+    said = "kv_cache is a meta tensor, which has no memory: allocate kv_cache on the CPU or on a GPU"
+    assert str(caught.value) == said
 
 
 @pytest.mark.parametrize("kind", [int, np.int64, np.int32])

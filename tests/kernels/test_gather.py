@@ -49,30 +49,42 @@ def test_blocks_in_pieces_of_several_storages_come_and_go(unit):
 @pytest.mark.parametrize(
     ("pieces", "message"),
     [
-        ([], "a block has no pieces"),
-        ([(0, 4, 4, 0)], "bytes 4 to 4 does not lie in storage 0, which has 64 bytes"),
-        ([(0, 60, 65, 0)], "bytes 60 to 65"),
-        ([(0, -1, 5, 0)], "bytes -1 to 5"),
-        ([(0, 0, 8, -1)], "a piece goes to byte -1"),
-        ([(0, 0, 8, 0), (0, 8, 16, 7)], "two pieces go to byte 7"),
-        ([(0, 0, 32, 1)], "reach byte 33 of a gathered block, but it has 32 bytes"),
+        ([], "block 1 has 0 pieces"),
+        ([(0, 4, 4, 0)], "from byte 4 to byte 4 does not lie in storage 0: .* this storage has 64 bytes"),
+        ([(0, 60, 65, 0)], "from byte 60 to byte 65 does not lie in storage 0: use 0 <= start < stop <= 64"),
+        ([(0, -1, 5, 0)], "from byte -1 to byte 5"),
+        ([(0, 0, 8, -1)], "a piece starts at byte -1 of a gathered block: start at byte 0 or later"),
+        ([(0, 0, 8, 0), (0, 8, 16, 7)], "two pieces overlap at byte 7 .*: start the second piece at byte 8"),
+        (
+            [(0, 0, 32, 1)],
+            "ends at byte 33 of a gathered block, but block_bytes is 32: use a block_bytes of at least 33",
+        ),
     ],
 )
 def test_tables_that_cannot_be(pieces, message):
     with pytest.raises(ValueError, match=message):
-        BlockGatherer(buffers(64), [pieces], 32)
+        BlockGatherer(buffers(64), [[(0, 0, 32, 0)], pieces], 32)
+
+
+def test_a_table_without_blocks():
+    with pytest.raises(ValueError, match="pieces_of has 0 blocks"):
+        BlockGatherer(buffers(64), [], 32)
 
 
 def test_stages_and_blocks_that_do_not_fit():
     gatherer = BlockGatherer(buffers(64), [[(0, 0, 32, 0)]], 32)
-    wrong = [torch.zeros(32, dtype=torch.uint8), torch.zeros(1, 32), torch.zeros(1, 64, dtype=torch.uint8)[:, ::2]]
-    for stage in wrong:
-        with pytest.raises(ValueError, match="contiguous uint8"):
-            gatherer.gather(int64(0), stage.to(DEVICE) if stage.is_contiguous() else stage)
     one = torch.zeros(1, 32, dtype=torch.uint8, device=DEVICE)
-    for blocks in (int64(0, 0), int64(0).int()):
-        with pytest.raises(ValueError, match="do not fit into a stage"):
-            gatherer.gather(blocks, one)
+    wrong = [
+        (int64(0), one[0], r"stage has shape \(32,\): pass a tensor with 2 axes"),
+        (int64(0), one.float(), "stage has dtype torch.float32: pass a tensor of dtype torch.uint8"),
+        (int64(0), torch.cat([one, one], 1)[:, ::2], r"stage has strides \(64, 2\): pass a contiguous tensor"),
+        (int64(0), one[:, :31].contiguous(), "rows of 31 bytes, but a gathered block has 32 bytes"),
+        (int64(0, 0), one, "stage has 1 rows, but 2 blocks are given"),
+        (int64(0).int(), one, "blocks has dtype torch.int32: pass a tensor of dtype torch.int64"),
+    ]
+    for blocks, stage, message in wrong:
+        with pytest.raises(ValueError, match=message):
+            gatherer.gather(blocks, stage)
 
 
 def test_pieces_larger_than_one_program():
@@ -86,8 +98,8 @@ def test_pieces_larger_than_one_program():
 @pytest.mark.parametrize(
     ("blocks", "message"),
     [
-        ([0, 2], r"does not have blocks \[2\]: its blocks are 0 to 1"),
-        ([-1, 0], r"does not have blocks \[-1\]"),
+        ([0, 2], r"blocks \[2\] do not exist: the cache has the blocks 0 to 1"),
+        ([-1, 0], r"blocks \[-1\] do not exist"),
     ],
 )
 def test_blocks_that_the_cache_does_not_have(blocks, message):
@@ -101,8 +113,12 @@ def test_blocks_that_the_cache_does_not_have(blocks, message):
 def test_lists_of_blocks_with_steps_are_refused():
     gatherer = BlockGatherer(buffers(64), [[(0, 0, 32, 0)], [(0, 32, 64, 0)]], 32)
     stage = torch.zeros(2, 32, dtype=torch.uint8, device=DEVICE)
-    for blocks in (int64(0, 1, 1, 0)[::2], int64(0, 1).view(2, 1)):
-        with pytest.raises(ValueError, match="must be contiguous"):
+    wrong = [
+        (int64(0, 1, 1, 0)[::2], r"blocks has strides \(2,\): pass a contiguous tensor"),
+        (int64(0, 1).view(2, 1), r"blocks has shape \(2, 1\): pass a tensor with 1 axis"),
+    ]
+    for blocks, message in wrong:
+        with pytest.raises(ValueError, match=message):
             gatherer.gather(blocks, stage)
 
 

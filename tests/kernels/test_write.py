@@ -175,12 +175,12 @@ def test_more_tokens_than_one_program_can_hold():
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ({"tokens": -1}, "tokens of a program must be an integer of at least 1, not -1"),
-        ({"heads": 0}, "heads of a program must be an integer of at least 1, not 0"),
-        ({"tokens": 1.5}, "at least 1, not 1.5"),
-        ({"wide": 4}, "wide of a program must be a power of two of at least 8, not 4"),
-        ({"wide": 24}, "at least 8, not 24"),
-        ({"warps": 3}, "warps of a program must be a power of two of at least 1, not 3"),
+        ({"tokens": -1}, "program.tokens is -1, but it must be an integer of at least 1"),
+        ({"heads": 0}, "program.heads is 0, but it must be an integer of at least 1"),
+        ({"tokens": 1.5}, "program.tokens is 1.5, but it must be an integer of at least 1"),
+        ({"wide": 4}, "program.wide is 4, but it must be a power of two, and at least 8"),
+        ({"wide": 24}, "program.wide is 24, but it must be a power of two, and at least 8"),
+        ({"warps": 3}, "program.warps is 3, but it must be a power of two, and at least 1"),
     ],
 )
 def test_programs_that_cannot_be(sizes, message):
