@@ -49,7 +49,7 @@ def audit_views(views: Sequence[View], claims: Sequence[Claim] = (), *, witnesse
     """
     named = _by_name(views)
     places = rightful_places(views, claims)
-    ground = OwnerLookup(places.owners, places.placed, places.own_names, witnesses)
+    ground = OwnerLookup(places, witnesses)
     findings: list[Finding] = []
     checked = [] if views else [_Statement("no views were given")]
     for view in views:

@@ -29,7 +29,7 @@ from kvviz.audit.extent_rules import explain_extent
 from kvviz.audit.findings import Audit, Finding
 from kvviz.audit.guesses import Guess, Surroundings, natural, steps_of
 from kvviz.audit.repair_words import counted, effect_words, repair_words
-from kvviz.audit.rightful import rightful_place
+from kvviz.audit.rightful import rightful_place, starts_map
 from kvviz.audit.view import View
 
 __all__ = ["CAUSES", "UNKNOWN", "Cause", "Diagnosis", "diagnose"]
@@ -96,10 +96,18 @@ class _State:
 
     @property
     def places(self) -> dict[str, View]:
-        """Return the rightful place of each view that has a claim about its place."""
+        """Return the rightful place of each view that has a claim about its place.
+
+        The place may count bytes instead of the view's elements. :func:`starts_map` gives a place of the view's shape.
+        """
         claims = [claim for claim in self.claims if isinstance(claim, BelongsAt | Follows)]
         named = [(claim.view if isinstance(claim, BelongsAt) else claim.scale, claim) for claim in claims]
         return {name: rightful_place(claim, self.views) for name, claim in named}
+
+    @property
+    def starts(self) -> dict[str, View]:
+        """Return the rightful places in the shapes of the views that belong there."""
+        return {name: starts_map(self.views[name], place) for name, place in self.places.items()}
 
 
 _Members = dict[tuple, list[tuple[Guess, list[Guess]]]]
@@ -138,18 +146,19 @@ def diagnose(views: Sequence[View], claims: Sequence[Claim], result: Audit | Non
 
 def _misplaced(state: _State, result: Audit) -> Iterator[list[Guess]]:
     """Yield guesses for views that are not where a claim states that they belong."""
-    places = state.places
+    places, starts = state.places, state.starts
     wrong = {f.views[0] for f in result.findings if f.kind in ("misplaced", "permuted") and f.views}
-    around = Surroundings(state.views, places)
+    around = Surroundings(state.views, starts)
     for name in places:
-        if name in wrong and (guesses := explain_place(state.views[name], places[name], around)):
-            yield guesses
+        if name in wrong and (guesses := explain_place(state.views[name], starts[name], around)):
+            bytewise = places[name].shape != starts[name].shape
+            yield [replace(guess, repaired=places[name]) for guess in guesses] if bytewise else guesses
 
 
 def _extents(state: _State, result: Audit) -> Iterator[list[Guess]]:
     """Yield guesses for extents that lack bytes of their block, or take bytes of another block."""
     wrong = {f.views[0] for f in state.audit().findings if f.kind in ("truncated", "oversized") and f.views}
-    around = Surroundings(dict(state.views), state.places)
+    around = Surroundings(dict(state.views), state.starts)
     for claim in state.claims:
         if isinstance(claim, Covers) and claim.extent in wrong:
             content = [state.views[name] for name in claim.content]

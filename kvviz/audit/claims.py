@@ -51,7 +51,8 @@ class BelongsAt(_Statement):
 class Follows(_Statement):
     """Each scale starts ``at_bytes`` after the start of its data cell.
 
-    The last axis of ``data`` counts the elements inside a cell. ``scale`` has the other axes of ``data``.
+    The last axis of ``data`` counts the elements inside a cell. ``scale`` has the other axes of ``data``. A scale that
+    does not start at a multiple of its size can be given as single bytes: with one more axis, for the bytes of a scale.
     """
 
     scale: str

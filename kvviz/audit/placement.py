@@ -6,8 +6,9 @@ each element belongs. A *displaced* view is one whose elements are not all where
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 
@@ -21,10 +22,10 @@ from kvviz.audit.byte_sets import (
     normal_dims,
     start_sets,
 )
-from kvviz.audit.claims import BelongsAt, Follows
 from kvviz.audit.elements import first_wrong, place, place_of_byte, same_places
 from kvviz.audit.findings import Finding, Place
 from kvviz.audit.overlap import SelfOverlaps
+from kvviz.audit.rightful import RightfulPlaces
 from kvviz.audit.sweep import VISIT_COST, Sweep
 from kvviz.audit.view import Storage, View
 
@@ -42,30 +43,26 @@ class OwnerLookup:
     byte, it takes an owner of data before any other owner. Among several owners of data, it takes the last one given.
 
     Args:
-        owners: the views that rightfully own bytes.
-        placed: for each claim about places: the view, and its rightful map.
-        own_names: the name that the rightful map of a view has among the owners, by the name of the view.
+        places: where the claims say that views belong, and which views own bytes.
         witnesses: True if examples and hit owners are wanted.
 
     Attributes:
-        placed, own_names, witnesses: the arguments.
+        placed: for each claim about places: the view, and its rightful map.
+        witnesses: the argument.
         parts: what :mod:`kvviz.audit.blocks` computes about views once per audit.
         self_overlaps: counts elements of one view that overlap.
     """
 
-    def __init__(
-        self,
-        owners: Sequence[View],
-        placed: Mapping[BelongsAt | Follows, tuple[View, View]],
-        own_names: Mapping[str, str],
-        witnesses: bool,
-    ) -> None:
-        self.placed, self.own_names, self.witnesses = placed, own_names, witnesses
+    def __init__(self, places: RightfulPlaces, witnesses: bool) -> None:
+        self.placed, self.witnesses = places.placed, witnesses
+        self._own_names, self._bytewise = places.own_names, places.bytewise
         self.parts: dict = {}
         self.self_overlaps = SelfOverlaps()
         self._work_left = BUDGET
         self._owners: dict[str, list[View]] = {}  # by storage; data last, because the last owner of a byte is taken
-        for owner in sorted((owner for owner in owners if owner.num_elements), key=lambda view: view.role == "data"):
+        for owner in sorted(
+            (owner for owner in places.owners if owner.num_elements), key=lambda view: view.role == "data"
+        ):
             self._owners.setdefault(owner.storage.name, []).append(owner)
         self._owner_sets: dict[str, list[list[ByteSet]]] = {}
         self._owner_spans: dict[str, np.ndarray] = {}
@@ -106,8 +103,17 @@ class OwnerLookup:
                 self._owner_spans[storage] = spans
             low, high = self._owner_spans[storage].T
             near = (owners[number] for number in np.flatnonzero((low <= byte) & (byte < high))[::-1].tolist())
-            self._places[byte, storage] = next((found for owner in near if (found := place_of_byte(owner, byte))), ())
+            self._places[byte, storage] = next((found for owner in near if (found := self._element(owner, byte))), ())
         return self._places[byte, storage]
+
+    def _element(self, owner: View, byte: int) -> tuple[Place, ...]:
+        """Return the owner's element at a byte. If the owner counts bytes, return the whole element of this byte."""
+        found = place_of_byte(owner, byte)
+        if not found or owner not in self._bytewise:
+            return found
+        whole, (*index, number) = self._bytewise[owner], found[0].index
+        start, text = found[0].start_bytes - number, replace(whole, name=owner.name).where(tuple(index))
+        return (Place(owner.name, tuple(index), text, start, start + whole.itemsize),)
 
     def hits(self, view: View, rightful: View) -> tuple[tuple[str, int], ...]:
         """Count the misplaced elements of ``view`` by the owner of their first byte, the largest count first.
@@ -118,7 +124,7 @@ class OwnerLookup:
         counts, right = Counter(self._hits_of_all(view)), self.num_right(view, rightful)
         if right:
             counts -= self._hits_of_right(view, rightful, right)
-        own = self.own_names[view.name]
+        own = self._own_names[view.name]
         named = {f"{w}, at another index" if w == own else w: n for w, n in counts.items() if n}
         return tuple(sorted(named.items(), key=lambda item: (-item[1], item[0])))
 
@@ -239,6 +245,7 @@ def misplaced(view: View, rightful: View, lookup: OwnerLookup) -> Iterator[Findi
     if lookup.witnesses:
         index = view.lowest if elsewhere else _first_wrong(view, rightful)
         found, meant = place(view, index), place(rightful, index)
+        meant = replace(meant, stop_bytes=meant.start_bytes + view.itemsize)
         example = (found, meant, *lookup.place(found.start_bytes, view.storage.name))
         try:
             hits = lookup.hits(view, rightful)

@@ -17,13 +17,15 @@ class RightfulPlaces:
     """What the claims of an audit say about places.
 
     Attributes:
-        placed: for each claim about places: the view, and its rightful map under the view's name.
+        placed: for each claim about places: the view, and its rightful map under the view's name. The map has the shape
+            of the view: see :func:`starts_map`.
         moved: the rightful map of each such view, by the view's name.
         references: names of views that only state where another view belongs.
         extents: names of views that only state what a transfer takes.
         owners: all views that rightfully own bytes. A view with a rightful map is replaced by this map. The map has its
             own name here: the name of the view that states the place, if there is such a view.
         own_names: this name of the rightful map, by the name of the view that belongs there.
+        bytewise: for each owner that counts bytes instead of the elements that belong there: such an element's view.
     """
 
     placed: dict[BelongsAt | Follows, tuple[View, View]]
@@ -32,6 +34,7 @@ class RightfulPlaces:
     extents: frozenset[str]
     owners: tuple[View, ...]
     own_names: dict[str, str]
+    bytewise: dict[View, View]
 
 
 def rightful_places(views: Sequence[View], claims: Sequence[Claim]) -> RightfulPlaces:
@@ -41,20 +44,21 @@ def rightful_places(views: Sequence[View], claims: Sequence[Claim]) -> RightfulP
         ValueError: a claim names a view that was not given, or its views do not fit together.
     """
     named = {view.name: view for view in views}
-    placed, own_names = {}, {}
+    placed, moved, own_names = {}, {}, {}
     for claim in claims:
         if isinstance(claim, BelongsAt | Follows):
             name = claim.view if isinstance(claim, BelongsAt) else claim.scale
-            placed[claim] = (view_named(named, name), rightful_place(claim, named))
+            view, rightful = view_named(named, name), rightful_place(claim, named)
+            placed[claim], moved[name] = (view, starts_map(view, rightful)), rightful
             own_names[name] = _own_name(claim, named)
-    moved = {view.name: rightful for view, rightful in placed.values()}
     given_by_name = {c.rightful for c in claims if isinstance(c, BelongsAt) and isinstance(c.rightful, str)}
     references = frozenset(given_by_name - moved.keys())
     extents = frozenset(claim.extent for claim in claims if isinstance(claim, Covers))
     others = [view for view in views if view.name not in moved.keys() | references | extents]
     maps = [replace(rightful, name=own_names[name]) for name, rightful in moved.items()]
     owners = dict.fromkeys((*others, *maps))  # two views may belong at one place
-    return RightfulPlaces(placed, moved, references, extents, tuple(owners), own_names)
+    bytewise = {one: named[name] for one, name in zip(maps, moved, strict=True) if one.shape != named[name].shape}
+    return RightfulPlaces(placed, moved, references, extents, tuple(owners), own_names, bytewise)
 
 
 def _own_name(claim: BelongsAt | Follows, named: dict[str, View]) -> str:
@@ -83,17 +87,31 @@ def rightful_place(claim: BelongsAt | Follows, named: dict[str, View]) -> View:
         given = claim.rightful if isinstance(claim.rightful, View) else view_named(named, claim.rightful)
         return replace(given, name=claim.view)
     scale, data = view_named(named, claim.scale), view_named(named, claim.data)
-    if data.shape[:-1] != scale.shape:
+    cells, size = data.shape[:-1], scale.itemsize
+    counts_bytes = scale.shape[:-1] == cells and size == 1 and scale.stride[-1:] == (1,)
+    if scale.shape != cells and not counts_bytes:
         raise ValueError(
-            f"{scale.name} must have one element per cell of {data.name}: shape {data.shape[:-1]}, "
-            f"but it has shape {scale.shape}"
+            f"{scale.name} must have one element per cell of {data.name}: shape {cells}, but it has shape {scale.shape}"
         )
-    stride_bytes = [step * data.itemsize for step in data.stride[:-1]]
-    offset_bytes = data.offset * data.itemsize + claim.at_bytes
-    # Strides count elements. If a place is not a multiple of a scale's size, the strides are counted in bytes.
-    unit = 1 if any(number % scale.itemsize for number in (*stride_bytes, offset_bytes)) else scale.itemsize
-    stride = tuple(step // unit for step in stride_bytes)
-    return replace(scale, storage=data.storage, stride=stride, offset=offset_bytes // unit, itemsize=unit)
+    stride = tuple(step * data.itemsize for step in data.stride[:-1])
+    offset = data.offset * data.itemsize + claim.at_bytes
+    if scale.shape == cells and not any(number % size for number in (*stride, offset)):
+        stride = tuple(step // size for step in stride)
+        return replace(scale, storage=data.storage, stride=stride, offset=offset // size)
+    # Strides count elements. If a place is not a multiple of a scale's size, the map has one more axis, for bytes.
+    shape = scale.shape if counts_bytes else (*cells, size)
+    axes = scale.axes if counts_bytes or not scale.axes else (*scale.axes, "byte")
+    return replace(scale, storage=data.storage, shape=shape, stride=(*stride, 1), offset=offset, itemsize=1, axes=axes)
+
+
+def starts_map(view: View, rightful: View) -> View:
+    """Return the rightful map of a view with one element per element of the view. Only the starts have a meaning.
+
+    A rightful map may count bytes, with one more axis for the bytes of an element. This axis is left out.
+    """
+    if rightful.shape == (*view.shape, view.itemsize) and rightful.itemsize == 1 and rightful.stride[-1] == 1:
+        return replace(rightful, shape=view.shape, stride=rightful.stride[:-1], axes=view.axes)
+    return rightful
 
 
 def view_named(named: dict[str, View], name: str) -> View:

@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 from kvviz.audit.audit import audit_views
+from kvviz.audit.causes import diagnose
 from kvviz.audit.claims import Addressed, Aligned, Declared, Follows, Maps, Overlay, StepAlike
 from kvviz.audit.numbers import ADDRESS_TYPES, EXACT_FLOAT_BITS, INTEGER_BITS, addressable
 from kvviz.audit.view import Storage, View
+from kvviz.show.nearby import map_around
 
 SEEDS = range(250)
 POOL = Storage("pool", 1 << 14)
@@ -195,7 +197,7 @@ def test_scales_follow_as_in_the_account(seed):
     """Each scale belongs ``at_bytes`` after its cell. Some random views have another block stride or offset."""
     draw = random.Random(seed)
     shape = (draw.randint(1, 4), draw.randint(1, 3), 8)
-    cell, at_bytes = draw.choice((12, 16)), draw.choice((8, 8, 4))
+    cell, at_bytes = draw.choice((12, 16)), draw.choice((8, 8, 4, 7))
     data = View("data", POOL, shape, (draw.choice((40, 48, 56)), cell, 1), draw.choice((0, 4)), 1)
     stride = [data.stride[0] // 4, cell // 4]
     stride[draw.randint(0, 1)] += draw.choice((0, 0, 1, -1))
@@ -211,7 +213,41 @@ def test_scales_follow_as_in_the_account(seed):
         assert finding.kind in ("misplaced", "permuted")
         assert finding.bytes == len({byte for start in wrong.values() for byte in range(start, start + 4)})
         assert sum(count for _, count in finding.hits) == len(wrong)
-        assert finding.example[0].start_bytes == min(wrong.values())
+        lies, belongs, *_ = finding.example
+        assert lies.start_bytes == min(wrong.values())
+        block, token = belongs.index
+        meant = data.offset + block * data.stride[0] + token * cell + at_bytes
+        assert (belongs.start_bytes, belongs.stop_bytes) == (meant, meant + 4)
+
+
+def test_a_place_off_the_multiples_of_a_scale_has_all_its_bytes():
+    """Cells are 10 bytes apart, so the second of every two scales of 4 bytes cannot start at a multiple of 4."""
+    storage = Storage("s", 20)
+    views = [View("K data", storage, (2, 6), (10, 1)), View("K scale", storage, (2,), (2,), 2, 4, role="scale")]
+    claims = [Follows("K scale", "K data", 6)]
+    result = audit_views(views, claims)
+    (finding,) = result.findings
+    assert (finding.kind, finding.elements, finding.bytes) == ("misplaced", 1, 4)
+    assert [(p.index, p.start_bytes, p.stop_bytes) for p in finding.example] == [
+        ((0,), 8, 12),
+        ((0,), 6, 10),
+        ((0,), 6, 10),
+    ]
+    assert finding.hits == (("K scale, at another index", 1),)
+    (diagnosis,) = diagnose(views, claims, result)
+    (repaired,) = diagnosis.repaired
+    assert diagnosis.proved and sorted(repaired.all_bytes) == [6, 7, 8, 9, 16, 17, 18, 19]
+    assert audit_views([views[0], repaired], claims).clean
+    assert map_around(finding, views, claims).at(7).owner.view == "K scale"
+
+
+def test_a_scale_given_as_bytes_follows_its_data():
+    storage = Storage("s", 30)
+    data, scale = View("data", storage, (3, 6), (10, 1)), View("scale", storage, (3, 4), (10, 1), 6)
+    assert not claimed([data, scale], Follows("scale", "data", 6))
+    (finding,) = claimed([data, replace(scale, offset=5)], Follows("scale", "data", 6))
+    assert (finding.kind, finding.elements, finding.bytes) == ("misplaced", 12, 12)
+    assert finding.hits == (("scale, at another index", 9), ("data", 3))
 
 
 def reading(name: str, shape, stride, offset: int = 0, storage: Storage = POOL, axes=()) -> View:
