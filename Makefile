@@ -1,4 +1,4 @@
-# Every command of this project. `make help` lists them. Needs GNU make 3.81 or newer and Python 3.11 to 3.14.
+# Every command of this project. `make help` lists the commands. They need GNU make 3.81 or newer, and Python 3.11 to 3.14.
 
 PYTHON ?= python3
 TORCH_INDEX ?=
@@ -8,7 +8,8 @@ BIN := .venv/bin/python
 TRITONS := 3.6.0 3.7.1 3.9.0
 NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 
-# Tests run in two processes, file by file, so that a fixture of a file is made once. tests/conftest.py orders the files.
+# Tests run in two processes. All tests of a file run in one process, so that each fixture of the file is made only once.
+# tests/conftest.py orders the files.
 PYTEST := $(BIN) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: help environment report course test test-fast test-tritons lab workshop lint clean
@@ -23,11 +24,11 @@ help: ## print this list
 	@echo "  The language model (98 MB) is stored in the folder KVVIZ_CACHE. Without this variable it is stored in"
 	@echo "  the user's cache folder (~/.cache/kvviz on Linux). kvviz doctor prints the folder. make clean keeps it."
 
-# It does nothing if .venv is complete. It corrects the paths in .venv if this folder was moved or copied.
+# If .venv is complete, this target does nothing. If this folder was moved or copied, it corrects the paths in .venv.
 environment: ## set up .venv: install the pinned packages and kvviz
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' || { \
-	  echo "kvviz needs Python 3.11 to 3.14, and '$(PYTHON)' is not one ($$($(PYTHON) --version 2>&1))." \
-	    "Choose another, as in: make report PYTHON=python3.12" >&2; exit 2; }
+	  echo "kvviz needs Python 3.11 to 3.14, but '$(PYTHON) --version' says: $$($(PYTHON) --version 2>&1)." \
+	    "Choose another Python, for example: make report PYTHON=python3.12" >&2; exit 2; }
 	@$(PYTHON) -m kvviz.environment $(if $(TORCH_INDEX),"$(TORCH_INDEX)")
 
 report: environment ## run every notebook and write reports/ (ARGS='00 03' for some of them)
@@ -60,7 +61,7 @@ lab: environment | workshop/participants ## open the notebooks in JupyterLab, wi
 workshop: environment ## write workshop/participants (exercises with holes) and workshop/instructor (with solutions)
 	$(BIN) -m kvviz workshop $(ARGS)
 
-# Written once. After that, the folder contains a reader's work and stays as it is.
+# This folder is written only once. After that, it may contain somebody's work, and is never changed.
 workshop/participants: | environment
 	$(BIN) -m kvviz workshop
 
@@ -73,7 +74,7 @@ clean: ## remove all files that make wrote, except the model and workshop/, whic
 	rm -rf .venv .venv.lock reports .cache build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find kvviz tests notebooks -type d \( -name __pycache__ -o -name .ipynb_checkpoints \) -prune -exec rm -rf {} +
 
-# Each Triton has a folder of its own, which Python searches before .venv.
+# Each version of Triton has its own folder. Python searches this folder before .venv.
 .cache/triton-%/.installed: requirements.txt | environment
 	rm -rf $(@D)
 	$(BIN) -m pip install --quiet --no-deps --target $(@D) triton==$*

@@ -12,17 +12,20 @@ from pathlib import Path
 
 KIT = Path(__file__).resolve().parents[1]
 SEATS = int(os.environ.get("KVVIZ_SEATS", "30"))
-"""Number of participants whose servers may run at the same time. The CPU cores are divided by this number."""
+"""Number of servers that may run at the same time, one per participant. They share the CPU cores equally."""
 
 GROUP = os.environ.get("KVVIZ_GROUP", "kvviz")
-"""Members of this group of the operating system may log in."""
+"""Name of a group of the operating system. Only members of this group may log in."""
 
 IDLE_S = 3600
-"""Idle time in seconds after which a kernel ends and frees its GPU memory."""
+"""Idle time in seconds after which a Jupyter kernel is ended, so that its GPU memory is free again."""
 
 NOTEBOOKS = Path(os.environ.get("KVVIZ_NOTEBOOKS", KIT / "workshop" / "participants"))
 if not NOTEBOOKS.is_dir():
-    sys.exit(f"the folder {NOTEBOOKS} does not exist: run python -m kvviz workshop in {KIT}, or set KVVIZ_NOTEBOOKS")
+    sys.exit(
+        f"the folder {NOTEBOOKS} does not exist: run python -m kvviz workshop in {KIT}, "
+        f"or set KVVIZ_NOTEBOOKS to the folder of the notebooks"
+    )
 
 FOLDER = "kvviz-notebooks"
 COPY = """
@@ -36,17 +39,17 @@ for path in source.iterdir():
         shutil.copyfile(path, part)
         os.replace(part, target / path.name)
 """
-"""Program that copies the notebooks and their data files into a user's folder. A file that exists is never changed."""
+"""Program that copies the notebooks and their data files into a user's folder. It never changes an existing file."""
 
 
 def copy_notebooks(spawner) -> None:
     """Copy the notebooks into the user's home folder.
 
-    The copy runs as the user, not as root: links in the home folder can then lead only to files that the user may
-    change.
+    The program runs as the user, and not as root. So a link in the home folder cannot lead it to a file that the user
+    may not change.
 
     Raises:
-        subprocess.CalledProcessError: the home folder cannot be written to. Then the user's server does not start.
+        subprocess.CalledProcessError: the home folder cannot be written to. The user's server then does not start.
     """
     user = pwd.getpwnam(spawner.user.name)
     command = [sys.executable, "-c", COPY, str(NOTEBOOKS), f"{user.pw_dir}/{FOLDER}"]

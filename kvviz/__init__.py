@@ -1,11 +1,11 @@
-"""kvviz shows which bytes of a KV cache belong to whom, and finds the views that write into the bytes of others.
+"""kvviz shows which view each byte of a KV cache belongs to, and finds views that write into the bytes of other views.
 
-Most notebooks need only the names below: ``from kvviz import CacheSpec, allocate, write_kv``. Each name is loaded when
-it is first used. So ``import kvviz`` is quick, and works without torch, Triton or NumPy.
+Most notebooks import only the names of this module, for example ``from kvviz import CacheSpec, allocate, write_kv``.
+Each name is loaded when it is first used. So ``import kvviz`` is quick, and works without torch, Triton or NumPy.
 
-The packages inside: ``audit`` checks strided views of any program. ``cache`` rebuilds vLLM's KV cache. ``kernels``
-write and read the cache, ``engine`` serves a model with it, and ``show`` draws it. ``challenge`` makes caches with an
-unknown fault, and ``report`` makes pages from notebooks.
+kvviz has seven packages. ``audit`` checks strided views of any program. ``cache`` rebuilds vLLM's KV cache.
+``kernels`` write and read this cache, ``engine`` serves a model with it, and ``show`` draws it. ``challenge`` makes
+caches with an unknown fault. ``report`` makes pages from notebooks.
 """
 
 __version__ = "0.2.0"
@@ -27,13 +27,13 @@ _PLACES = {
     "Offloader": "kvviz.engine.offload:Offloader",
     "gpu_budget": "kvviz.engine.gpu_budget:",
 }
-"""The place where each name is defined, as ``module:name``. ``module:`` means the module itself."""
+"""For each name, the place where it is defined, as ``module:name``. ``module:`` means the module itself."""
 
 __all__ = sorted([*_PLACES, "__version__"])
 
 
 def __getattr__(name: str):
-    """Load one of the names when it is first used (PEP 562)."""
+    """Load a name when it is first used. Python calls this function for unknown names of a module (PEP 562)."""
     from pkgutil import resolve_name
 
     if name not in _PLACES:
@@ -47,7 +47,7 @@ def _unknown(name: str) -> str:
 
     near = get_close_matches(name, _PLACES, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
-    return f"module 'kvviz' has no attribute {name!r}: it offers {', '.join(sorted(_PLACES))}{hint}"
+    return f"module 'kvviz' has no attribute {name!r}: choose one of {', '.join(sorted(_PLACES))}{hint}"
 
 
 def __dir__() -> list[str]:

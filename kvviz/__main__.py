@@ -23,16 +23,17 @@ if TYPE_CHECKING:
     from kvviz.audit.views_file import ViewsFile
 
 MISTAKE = 70
-"""Exit status after an error in kvviz itself. Status 1 means that an audit has findings."""
+"""Exit status after an error in kvviz itself. The status is not 1, because 1 means that an audit has findings."""
 
 AUDIT_SECONDS = 10
-"""Time limit of one audit. A real cache takes less than one second; a hostile file could take hours."""
+"""Time limit of one audit. A real cache takes less than one second. A file made by an attacker could take hours."""
 
 DIAGNOSIS_SECONDS = 5
-"""Time limit of one diagnosis. A real cache takes less than one second. After that, only findings are printed."""
+"""Time limit of one diagnosis. A real cache takes less than one second. If the limit is reached, only the findings are
+printed."""
 
 NOT_ALL_JUDGED = 3
-"""Exit status after work that would exceed its limit."""
+"""Exit status of ``kvviz compare`` if the comparison would take too much work."""
 
 EMPTY = 4
 """Exit status of ``kvviz audit`` for a file without views. Such a file is not clean, because nothing was audited."""
@@ -58,7 +59,10 @@ exit status:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command and return its exit status. An error that a user can correct is one sentence, and status 2."""
+    """Run one command and return its exit status.
+
+    If there is an error that a user can correct, print one sentence and return 2.
+    """
     for stream in (sys.stdout, sys.stderr):  # names of views may contain characters that the terminal cannot show
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
@@ -72,7 +76,7 @@ def main(arguments: list[str] | None = None) -> int:
         traceback.print_exc()
         return MISTAKE
     except KeyboardInterrupt:
-        print(f"kvviz {options.command}: interrupted; run it again to start over.", file=sys.stderr)
+        print(f"kvviz {options.command}: interrupted. Run the command again from the beginning.", file=sys.stderr)
         return 130
 
 
@@ -173,7 +177,7 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def _fetch(options: argparse.Namespace) -> int:
-    import gguf  # noqa: F401  unpacking needs it: without gguf, stop before the download
+    import gguf  # noqa: F401  Unpacking needs gguf. If it is missing, this line raises before the download.
 
     from kvviz.engine import unpacked_weights, weights
 
@@ -204,7 +208,7 @@ def _audit(options: argparse.Namespace) -> int:
 
 
 def _diagnoses(given: "ViewsFile", result: "Audit") -> tuple:
-    """Return the diagnoses of an audit. If they would take too long, print a sentence on stderr and return none."""
+    """Return the diagnoses of an audit. If they take too long, print a sentence on stderr and return ``()``."""
     from kvviz.audit.causes import diagnose
 
     try:
@@ -239,8 +243,8 @@ def _compare(options: argparse.Namespace) -> int:
 
 
 def _check_files(options: argparse.Namespace) -> None:
-    """Raise an OSError if FILE is no regular file, or if an output would overwrite FILE or the other output."""
-    mode = options.file.stat().st_mode if options.file.exists() else stat.S_IFREG  # reading gives the error then
+    """Raise OSError if FILE is not a regular file, or if an output would overwrite FILE or the other output."""
+    mode = options.file.stat().st_mode if options.file.exists() else stat.S_IFREG  # a missing file fails later
     if stat.S_ISDIR(mode):
         raise OSError(f"{options.file} is a folder: give the path of a views file")
     if not stat.S_ISREG(mode) and options.file.parts[:2] != ("/", "dev"):  # /dev/stdin and /dev/fd may be pipes
@@ -252,22 +256,25 @@ def _check_files(options: argparse.Namespace) -> None:
 
 
 def _same_file(path: Path, other: Path) -> bool:
-    """Return True if two paths lead to one file, also through links."""
+    """Return True if both paths lead to the same file. Links are followed."""
     if path.exists() and other.exists():
         return path.samefile(other)
     return os.path.realpath(path) == os.path.realpath(other)
 
 
 def _print(text: str) -> None:
-    """Print a text. If the reader of a pipe has gone (``| head -1``), print nothing more and raise nothing."""
+    """Print a text. If the output is a pipe whose reader has ended (``| head -1``), stop printing without an error."""
     try:
         print(text, flush=True)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes stdout again at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python's last flush of stdout would fail
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a text whole, to the target if ``path`` is a link. A device is written directly: it must stay a device."""
+    """Write a text to a file as a whole. If ``path`` is a link, write to the file that the link leads to.
+
+    A device such as ``/dev/stdout`` is written directly, because a file must not take its place.
+    """
     target, data = Path(os.path.realpath(path)), text.encode("utf-8")
     try:
         if target.exists() and not target.is_file():
@@ -275,15 +282,20 @@ def _write(path: Path, text: str) -> None:
         else:
             write_whole(target, data)
     except OSError as error:
-        raise OSError(f"cannot write {path}: {error.strerror}; the findings above are complete") from error
+        raise OSError(
+            f"cannot write {path} ({error.strerror}): give another path. The findings above are complete."
+        ) from error
 
 
 @contextmanager
 def _at_most(seconds: int, reason: str) -> Iterator[None]:
-    """Raise ValueError after ``seconds``. This works in the main thread, on systems with SIGALRM."""
+    """Raise ValueError if the code in a ``with`` statement takes longer than ``seconds``.
+
+    This works only in the main thread, and only on a system with SIGALRM. Elsewhere there is no time limit.
+    """
 
     def give_up(*_) -> None:
-        raise ValueError(f"{reason} within {seconds} s")
+        raise ValueError(f"{reason} within {seconds} s: give a file with fewer views")
 
     if not hasattr(signal, "SIGALRM") or threading.current_thread() is not threading.main_thread():
         yield

@@ -1,7 +1,8 @@
-"""Check this machine for the notebooks, and say what to do about everything that is missing: ``kvviz doctor``.
+"""``kvviz doctor``: checks if this machine can run the notebooks, and says what to do about everything that is missing.
 
-Each check makes one record, which is printed as one line. A package that is missing or broken is a line too, and not an
-exception. The checks change only ``TRITON_INTERPRET``, which :func:`kvviz.kernels.runtime.prepare` chooses.
+Each check makes one record, which is printed as one line. A missing or broken package gives a line too, and not an
+exception. The checks change nothing but the environment variable ``TRITON_INTERPRET``, which
+:func:`kvviz.kernels.runtime.prepare` sets.
 """
 
 import importlib.metadata
@@ -34,22 +35,26 @@ extras."""
 
 ALL_MODULES = tuple(module for modules in PACKAGES.values() for module in modules)
 DISTRIBUTIONS = {"PIL": "pillow"}
-"""Names on the package index that differ from the name of the module."""
+"""For each module whose package has another name, the name of the package."""
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "firefox")
 FREE_HOST_BYTES = 2 << 30
 """Memory that a notebook with the language model needs, in bytes."""
 
 FREE_GPU_BYTES = 1 << 30
-"""GPU memory that a notebook may take, in bytes."""
+"""GPU memory that a notebook needs, in bytes."""
 
 IMPORT_SECONDS = 180
-"""Limit of importing all packages in one process, in seconds. It takes about 10 s on two CPU cores."""
+"""Time limit in seconds for importing all packages in one process. The imports take about 10 s on two CPU cores."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One line. ``fail``: notebooks will not run. ``note``: something is missing that notebooks can do without."""
+    """The result of one check.
+
+    The status ``ok`` means that nothing is missing. ``note`` means that something is missing that the notebooks do not
+    need. ``fail`` means that the notebooks cannot run.
+    """
 
     name: str
     status: str
@@ -58,9 +63,10 @@ class Check:
 
     def __post_init__(self) -> None:
         if self.status not in STATUSES:
-            raise ValueError(f"status must be one of {STATUSES}, not {self.status!r}.")
+            raise ValueError(f"status must be one of {STATUSES}, not {self.status!r}")
         if (self.status == "ok") != (self.remedy == ""):
-            raise ValueError(f"A check must have a remedy, unless its status is ok: {self}.")
+            needed = "no remedy" if self.status == "ok" else "a remedy"
+            raise ValueError(f"a check with status {self.status!r} must have {needed}: {self}")
 
 
 Problems = dict[str, str]
@@ -68,7 +74,7 @@ Problems = dict[str, str]
 
 
 def checks() -> tuple[Check, ...]:
-    """Return all checks of this machine, in the order in which they are printed. Raises nothing."""
+    """Run all checks and return their results, in the order in which they are printed. Raises nothing."""
     made, problems = [], import_problems()
     for name, (check, remedy) in CHECKS.items():
         try:
@@ -113,7 +119,7 @@ def machine() -> dict[str, str]:
     """Describe this machine for the header of a report, without the name of the host.
 
     Raises:
-        ImportError, RuntimeError: kernels cannot run here; the message says what to do.
+        ImportError, RuntimeError: Triton kernels cannot run on this machine. The message says what to do.
     """
     import torch
 
@@ -132,12 +138,12 @@ def machine() -> dict[str, str]:
 
 
 def browser() -> str | None:
-    """Return the path of the first browser of :data:`BROWSERS` on the PATH, or None."""
+    """Return the path of the first of :data:`BROWSERS` that is on the PATH. Return None if no browser is."""
     return next((found for name in BROWSERS if (found := shutil.which(name))), None)
 
 
 def install_command(extra: str) -> str:
-    """Return the command that installs an extra of kvviz, in the same way as kvviz is installed."""
+    """Return the command that installs an extra of kvviz. An editable installation of kvviz stays editable."""
     copied = Path(kvviz.__file__).resolve().is_relative_to(Path(sysconfig.get_path("purelib")).resolve())
     what = f".[{extra}]" if extra else "."
     return f"python -m pip install {'' if copied else '-e '}'{what}' in the folder of kvviz's pyproject.toml"
@@ -149,9 +155,9 @@ def missing_package(module: str) -> str:
     name = DISTRIBUTIONS.get(root, root)
     extra = next((extra for extra, modules in PACKAGES.items() if root in modules), None)
     if extra is None:
-        return f"the package {name} is not installed: python -m pip install {name}"
+        return f"the package {name} is not installed: run python -m pip install {name}"
     part = f", which belongs to the extra {extra!r} of kvviz," if extra else ""
-    return f"the package {name}{part} is not installed: {install_command(extra)}"
+    return f"the package {name}{part} is not installed: run {install_command(extra)}"
 
 
 _IMPORT_ALL = """
@@ -166,14 +172,14 @@ for module in sys.argv[2:]:
         problem = "is not installed" if missing else f"raises {type(error).__name__}: {error}"
     print("\\nkvviz " + json.dumps([module, problem]), flush=True)
 """
-"""Program that imports modules one after the other, and prints the problem of each."""
+"""Program that imports modules one after the other, and prints a line with the problem of each module."""
 
 
 def import_problems(modules: Sequence[str] = ALL_MODULES) -> Problems:
-    """Import modules in a process of their own, and return the reasons why some of them cannot be imported.
+    """Import modules in a new process, and return the reason for each module that cannot be imported.
 
-    The process has the ``sys.path`` of this process. If a module ends the process, or does not end in time, the modules
-    after it are imported in another process.
+    The new process has the ``sys.path`` of this process. If a module ends the new process or takes too long, another
+    process imports the modules after it.
     """
     command = [sys.executable, "-c", _IMPORT_ALL, json.dumps(sys.path), *modules]
     try:
@@ -254,7 +260,7 @@ def _gpu_memory(name: str, problems: Problems) -> Check:
         return _no_gpu(name)
     try:
         free, total = torch.cuda.mem_get_info()
-    except RuntimeError as error:  # no memory is left for a context
+    except RuntimeError as error:  # raised if no GPU memory is free for this process
         if "out of memory" not in str(error):
             raise
         free, total = 0, torch.cuda.get_device_properties().total_memory
@@ -306,18 +312,18 @@ CHECKS: dict[str, tuple[Callable[[str, Problems], Check], str]] = {
     "audit": (_audit, "Install numpy and Pillow again."),
     "torch": (_torch, "Install torch again."),
     "triton": (_triton, "Install triton again."),
-    "kernels": (_kernels, "Correct the lines above first. Then restart the kernel or the process."),
+    "kernels": (_kernels, "Correct the lines above first. Then restart the notebook or the Python process."),
     "GPU memory": (_gpu_memory, "Check the NVIDIA driver with nvidia-smi."),
     "memory": (_host_memory, "Install psutil again."),
     "jupyter": (_jupyter, "Install the packages again."),
     "model": (_model, "kvviz fetch"),
     "browser": (_browser, "Only the browser tests need a browser."),
 }
-"""Name of a check to its function, and what to do if the function raises an error."""
+"""For each check: its function, and what to do if the function raises an error."""
 
 
 def _packages(name: str, problems: Problems, extra: str, modules: tuple[str, ...]) -> Check:
-    """Check that some modules of an extra can be imported, and name the ones that cannot."""
+    """Check that some modules of an extra can be imported, and name the modules that cannot."""
     names = {module: DISTRIBUTIONS.get(module, module) for module in modules}
     missing = [names[module] for module in modules if problems.get(module) == "is not installed"]
     if missing:
@@ -325,7 +331,7 @@ def _packages(name: str, problems: Problems, extra: str, modules: tuple[str, ...
     broken = [f"{names[module]} {problems[module]}" for module in modules if module in problems]
     if broken:
         again = ", ".join(names[module] for module in modules if module in problems)
-        hint = f"If a file of yours has the name of the package, rename it. Otherwise install again: {again}."
+        hint = f"If you have a file with the name of the package, rename the file. Otherwise install again: {again}."
         return Check(name, "fail", "; ".join(broken), hint)
     return Check(name, "ok", ", ".join(f"{one} {importlib.metadata.version(one)}" for one in names.values()))
 
@@ -358,8 +364,7 @@ def _no_gpu(name: str) -> Check:
 
 
 def _compiler_missing() -> str | None:
-    """Return what is missing on this machine for Triton to compile its launcher for a GPU. None means that nothing
-    is missing."""
+    """Return what Triton needs on this machine to compile its launcher for a GPU. Return None if it has everything."""
     if not os.environ.get("CC") and not any(shutil.which(name) for name in ("gcc", "clang", "cc")):
         return "a C compiler (gcc or clang)"
     if not Path(sysconfig.get_paths()["include"], "Python.h").is_file():

@@ -1,11 +1,12 @@
-"""Make the folder ``.venv`` for ``make``, and notice when the clone was moved or copied.
+"""Makes the Python environment ``.venv``, and corrects it after the folder of kvviz was moved or copied.
 
-A Python environment contains the absolute path of its folder: in the first line of each command, and in the file that
-says where the package kvviz is. If the clone is moved, these paths are wrong. A notebook then cannot import kvviz, or
-imports the kvviz of another clone that is now at the old path.
+The files in ``.venv`` contain the absolute path of their folder. The path stands in the first line of each command, and
+in the file that says where the package kvviz is. If somebody moves the folder of kvviz, these paths become wrong. A
+notebook then cannot import kvviz. If another copy of kvviz is now at the old path, the notebook imports this copy.
 
-``python -m kvviz.environment`` makes the environment, makes it again if the requirements changed, and corrects the
-paths if the clone was moved. It needs only the standard library, because it runs before anything is installed.
+``python -m kvviz.environment`` makes the environment. If the requirements have changed, it makes the environment again.
+If the folder was moved, it corrects the paths. This module needs only the standard library, because it runs before
+any package is installed.
 """
 
 import contextlib
@@ -23,13 +24,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 STAMP = ".installed"
-"""File in ``.venv`` that is written last: an environment without it is incomplete, and is made again."""
+"""File in ``.venv`` that is written last. An environment without this file is incomplete, and is made again."""
 
 WAIT_SECONDS = 3600
-"""Limit of waiting for another set-up. pip takes three minutes with a full cache, and up to an hour on a slow line."""
+"""Longest time in seconds to wait for another process that sets up ``.venv``. pip takes three minutes if its cache has
+all packages, and up to an hour if the network is slow."""
 
 IMPORT_SECONDS = 60
-"""Limit of one ``import kvviz`` in a process of its own. It takes 0.1 s, and longer on a machine that is busy."""
+"""Time limit in seconds of ``import kvviz`` in a new process. The import takes 0.1 s, or longer on a busy machine."""
 
 _FILES_WITH_PATHS = (
     "bin/*",
@@ -39,10 +41,11 @@ _FILES_WITH_PATHS = (
     "lib/python*/site-packages/__editable__*",
     "lib/python*/site-packages/kvviz-*/direct_url.json",
 )
-"""Files of an environment, below its folder, that may contain the path of the clone."""
+"""Patterns of the files in ``.venv`` that may contain the path of the folder of kvviz."""
 
 _INTERPRETER = re.compile(r"(/[^\n\"']*)/python[\d.]*\b")
-"""The path of a Python, in the first two lines of a command. pip uses the second line if the path is long."""
+"""Finds the path of a Python interpreter in the first two lines of a command. If the path is long, pip writes the path
+into the second line."""
 
 
 def main(index: str = "") -> int:
@@ -50,20 +53,26 @@ def main(index: str = "") -> int:
     try:
         set_up(ROOT, index)
     except (OSError, subprocess.CalledProcessError) as error:
-        print(f"The environment {ROOT / '.venv'} could not be made: {error}", file=sys.stderr)
+        print(
+            f"The environment {ROOT / '.venv'} could not be made: {error}. "
+            f"Correct this error, and run make environment again.",
+            file=sys.stderr,
+        )
         return 2
     return 0
 
 
 def set_up(root: Path, index: str = "") -> None:
-    """Make ``root/.venv``, or correct its paths, or do nothing if it is complete. Other processes wait meanwhile.
+    """Make ``root/.venv``. If only its paths are wrong, correct the paths. If it is complete, do nothing.
+
+    If several processes call this function for the same ``root``, they run one after the other.
 
     Args:
-        index: the address of one more package index for pip; empty for none.
+        index: address of one more package index for pip, or "" for no further index.
 
     Raises:
         TimeoutError: another process has been setting up the same folder for :data:`WAIT_SECONDS`.
-        OSError, subprocess.CalledProcessError: a step failed. The next call starts from nothing.
+        OSError, subprocess.CalledProcessError: the environment could not be made. The next call tries again.
     """
     with _only_one(root / ".venv.lock"):
         wanted, found = _description(root), _read(root / ".venv" / STAMP)
@@ -83,20 +92,20 @@ def set_up(root: Path, index: str = "") -> None:
 
 
 def move(environment: Path, old: Path, new: Path) -> None:
-    """Replace the path ``old`` by ``new`` in the commands of an environment and in the files that locate kvviz."""
+    """Replace the path ``old`` by ``new`` in the files of an environment that :data:`_FILES_WITH_PATHS` lists."""
     path = re.compile(re.escape(str(old)) + r"(?![\w.-])")
     for file in (file for pattern in _FILES_WITH_PATHS for file in environment.glob(pattern) if file.is_file()):
-        with contextlib.suppress(UnicodeDecodeError):  # a program, which contains no path
+        with contextlib.suppress(UnicodeDecodeError):  # raised for a binary program, which contains no such path
             text = file.read_text(encoding="utf-8")
             if path.search(text):
                 file.write_text(path.sub(lambda _: str(new), text), encoding="utf-8")
 
 
 def wrong_paths() -> str:
-    """Return one sentence if this environment was made for another folder; empty if all its paths are right.
+    """Return a sentence if this environment has the paths of another folder. Return "" if all paths are right.
 
-    This function compares three folders: of the kvviz of this process, of the kvviz that a process in another folder
-    imports (as a notebook does), and of the interpreter that the installed commands start.
+    Two things are checked. A process in another folder, such as a notebook, must import the kvviz that runs now. The
+    installed commands must start the Python of this environment.
     """
     here = Path(__file__).resolve().parent
     elsewhere = installed_folder(sys.executable)
@@ -107,14 +116,17 @@ def wrong_paths() -> str:
     scripts = Path(sysconfig.get_path("scripts"))
     for name in ("kvviz", "jupyter"):
         folder = _interpreter_folder(scripts / name)
-        mine = (scripts, Path(sys.executable).parent)  # equal in a virtual environment, but not in Debian's own Python
+        mine = (
+            scripts,
+            Path(sys.executable).parent,
+        )  # one folder in a virtual environment, two in Debian's Python
         if folder and not (folder.is_dir() and any(folder.samefile(one) for one in mine)):
             return f"the command {scripts / name} starts the Python of another folder, {folder}"
     return ""
 
 
 def installed_folder(python: str | Path) -> str:
-    """Return the folder of the kvviz that ``python`` imports outside the clone; empty if it cannot import kvviz."""
+    """Return the folder of the kvviz that ``python`` imports in an empty folder. Return "" if the import fails."""
     code = "import os, kvviz; print(os.path.dirname(os.path.realpath(kvviz.__file__)))"
     with tempfile.TemporaryDirectory() as folder:
         try:
@@ -127,7 +139,7 @@ def installed_folder(python: str | Path) -> str:
 
 
 def _interpreter_folder(script: Path) -> Path | None:
-    """Return the folder of the Python that a command starts; None if ``script`` is not a command in Python."""
+    """Return the folder of the Python that a command starts. Return None if the command does not start Python."""
     try:
         first_lines = script.read_bytes()[:1024].decode("utf-8", "replace").split("\n")[:2]
     except OSError:
@@ -152,8 +164,7 @@ def _python(environment: Path) -> str:
 
 
 def _description(root: Path) -> dict[str, str]:
-    """Describe the environment that ``root`` needs: the folder, and a sha256 over the files that say what to
-    install."""
+    """Return what the environment of ``root`` depends on: its folder, and a sha256 of the files with requirements."""
     content = b"".join((root / name).read_bytes() for name in ("requirements.txt", "pyproject.toml"))
     return {"folder": str(root), "requirements": hashlib.sha256(content).hexdigest()}
 
@@ -167,11 +178,11 @@ def _read(stamp: Path) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _only_one(lock: Path) -> Iterator[None]:
-    """Hold a lock on the file ``lock``, which contains the process id of the holder.
+    """Hold a lock on the file ``lock`` in a ``with`` statement. The file contains the id of the process with the lock.
 
-    This lock is written by hand: the package filelock is not installed yet.
+    The package filelock cannot be used, because no package is installed yet.
     """
-    import fcntl  # POSIX only, as make is
+    import fcntl  # exists only on Unix systems
 
     with lock.open("a+") as file:
         stop, waits = time.time() + WAIT_SECONDS, False
@@ -181,7 +192,7 @@ def _only_one(lock: Path) -> Iterator[None]:
                 break
             holder = f"process {lock.read_text().strip() or '(unknown)'}"
             if time.time() > stop:
-                raise TimeoutError(f"{holder} is still setting up the same folder. End {holder}, and try again.")
+                raise TimeoutError(f"{holder} is still setting up the same folder. End {holder} first")
             if not waits:
                 until = time.strftime("%H:%M", time.localtime(stop))
                 print(f"Waiting for {holder}, which sets up .venv, until {until} at the latest.", flush=True)

@@ -1,7 +1,7 @@
-"""Write files whole: another process sees the old file or the new file, and never a half-written one.
+"""Writes files as a whole: another process sees the old file or the new file, and never a half-written file.
 
-The data go into a *part file* in the same folder. When the part file is complete, it takes the name of the file.
-A process that is killed leaves its part file behind; :func:`remove_stale` removes it later.
+The data first go into a *part file* in the same folder. When the part file is complete, it gets the name of the file.
+If a process is killed, its part file remains. :func:`remove_stale` removes such part files later.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ def write_whole(path: Path, data: bytes) -> int:
     """Write ``data`` to the file ``path`` and return the number of bytes.
 
     Raises:
-        OSError: the file cannot be written. Then the file that was at ``path`` before is unchanged.
+        OSError: the file cannot be written. If ``path`` existed before, it is unchanged.
     """
     with part_file(path) as part:
         part.write_bytes(data)
@@ -30,9 +30,9 @@ def write_whole(path: Path, data: bytes) -> int:
 
 @contextlib.contextmanager
 def part_file(path: Path) -> Iterator[Path]:
-    """Yield the path of a part file beside ``path``, and give the part file the name ``path`` when the block ends.
+    """Yield the path of a part file for a ``with`` statement. At the end, give the part file the name ``path``.
 
-    If the block raises, the part file is removed, and the file that was at ``path`` before is unchanged.
+    If the code in the ``with`` statement raises an error, the part file is removed. ``path`` is then unchanged.
     """
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
@@ -46,7 +46,7 @@ def remove_stale(folder: Path, pattern: str, older_than_seconds: float = STALE_S
     """Remove the files and folders in ``folder`` that match ``pattern`` and were last changed more than
     ``older_than_seconds`` ago.
 
-    A file or folder that cannot be removed is left alone: this function raises nothing.
+    If a file or folder cannot be removed, it stays, and no error is raised.
     """
     for left in folder.glob(pattern):
         with contextlib.suppress(OSError):

@@ -163,7 +163,7 @@ def test_packages_that_are_missing_are_named(problems):
         ("gguf.constants", "the package gguf, which belongs to the extra 'notebook' of kvviz, is not installed: "),
         ("torch", "the package torch, which belongs to the extra 'kernels' of kvviz, is not installed: "),
         ("PIL", "the package pillow is not installed: "),
-        ("mooncake", "the package mooncake is not installed: python -m pip install mooncake"),
+        ("mooncake", "the package mooncake is not installed: run python -m pip install mooncake"),
     ],
 )
 def test_a_missing_package_names_the_extra(module, words):

@@ -465,7 +465,7 @@ class TestRuns:
         write(tmp_path, "03_exits", "raise SystemExit(0)")
         assert main(tmp_path, tmp_path / "out", cell_timeout_s=2) == 1
         said = capsys.readouterr().err
-        assert "01_dies.ipynb, code cell 1: the kernel died" in said
+        assert "01_dies.ipynb, code cell 1: the Python process of the notebook died" in said
         assert "02_hangs.ipynb, code cell 1: not done after 2 s" in said
         assert "03_exits.ipynb, code cell 1: SystemExit" in said
 

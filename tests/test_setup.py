@@ -252,7 +252,7 @@ def test_an_unfit_python_is_one_sentence(tmp_path):
     old.chmod(0o755)
     done = make("-C", str(tmp_path), "report", f"PYTHON={old}")
     assert done.returncode == 2
-    assert f"needs Python 3.11 to 3.14, and '{old}' is not one (Python 3.9.18)" in done.stderr
+    assert f"needs Python 3.11 to 3.14, but '{old} --version' says: Python 3.9.18." in done.stderr
     assert not (tmp_path / ".venv").exists()
 
 

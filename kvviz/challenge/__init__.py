@@ -1,1 +1,1 @@
-"""Make caches with one unknown fault from a seed, for notebook 11, and check the answers. Torch is not needed."""
+"""Makes caches with one unknown fault from a seed, and checks answers. Notebook 11 uses it. It does not need torch."""

@@ -1,7 +1,8 @@
-"""Put one fault into a correct cache. Each fault changes one property of some views or claims.
+"""Puts one fault into a correct cache. Each fault changes one property of some views or claims.
 
-A fault is a function of a correct cache and a random number generator. It returns the faulty file, or None if the
-cache has no place for the fault. The caller checks that the audit then finds this kind of fault and nothing else.
+A fault is a function. It takes a correct cache and a random number generator, and returns the faulty views file. If
+this cache cannot have the fault, the function returns None. A fault does not always work: the caller checks with an
+audit that the file has findings of the wanted kind, and of no other kind.
 """
 
 from collections.abc import Callable
@@ -57,7 +58,7 @@ def _v_on_k(cache: SoundCache, rng: Random) -> ViewsFile:
 
 
 def _scales_of_others(cache: SoundCache, rng: Random) -> ViewsFile:
-    """Exchange the scales of K and V in one layer, or start each layer's scales at the place of the next layer's."""
+    """Exchange the scales of K and V in one layer, or put the scales of each layer at the place of the next layer."""
     layers = cache.spec.num_layers
     if rng.random() < 0.5:
         prefix, new = "", {f"layer {n}": f"layer {(n + 1) % layers}" for n in range(layers)}
@@ -74,7 +75,7 @@ def _scales_of_others(cache: SoundCache, rng: Random) -> ViewsFile:
 
 
 def _scales_unpadded(cache: SoundCache, rng: Random) -> ViewsFile | None:
-    """Give the scales the block stride of pages without padding, although pages are padded."""
+    """Give the scales the block stride of pages without padding. Return None if pages have no padding."""
     content, page = cache.spec.content_page_size_bytes, cache.spec.page_size_bytes
     if content == page:
         return None
@@ -87,7 +88,7 @@ def _scales_unpadded(cache: SoundCache, rng: Random) -> ViewsFile | None:
 
 
 def _scales_transposed(cache: SoundCache, rng: Random) -> ViewsFile | None:
-    """Exchange the order of tokens and heads in the scales of one layer, but not in its cells."""
+    """Exchange the order of tokens and heads in the scales of one layer, but not in the data of this layer."""
     tokens, heads = cache.spec.block_size, cache.spec.num_kv_heads
     if heads == 1:
         return None
@@ -116,7 +117,7 @@ def _inner_steps(cache: SoundCache, rng: Random) -> ViewsFile | None:
 
 
 def _short_storage(cache: SoundCache, rng: Random) -> ViewsFile:
-    """Make the storage as small as if pages had no tails."""
+    """Make the storage too small: subtract the bytes of all tails from its size."""
     spec = cache.spec
     (storage,) = cache.file.storages
     without_tails = spec.buffer_bytes * spec.data_bytes // spec.cell_bytes // 4 * 4
@@ -126,7 +127,7 @@ def _short_storage(cache: SoundCache, rng: Random) -> ViewsFile:
 
 
 def _counted_from_one(cache: SoundCache, rng: Random) -> ViewsFile:
-    """Count layers from 1 instead of 0. As a result, the last layer lies after the end of the cache."""
+    """Count layers from 1 instead of 0, so that the last layer lies after the end of the cache."""
     first, second = (view for view in cache.file.views if view.name in ("layer 0 K data", "layer 1 K data"))
     step = second.offset - first.offset
     return _change_views(cache.file, "", lambda view: replace(view, offset=view.offset + step // view.itemsize))
@@ -140,7 +141,8 @@ def _one_block_more(cache: SoundCache, rng: Random) -> ViewsFile:
 def _wrong_length(short: bool) -> Fault:
     """Return a fault that makes the byte ranges of transfers too short or too long.
 
-    Too short means without tails, or half a page. Too long means with tails counted twice, or with one token more.
+    A short range has no tails, or has only half of the page. A long range counts the tails twice, or has one token too
+    many.
     """
 
     def fault(cache: SoundCache, rng: Random) -> ViewsFile:
@@ -161,18 +163,18 @@ def _wrong_length(short: bool) -> Fault:
 
 
 def _undeclared(cache: SoundCache, rng: Random) -> ViewsFile:
-    """Remove the declaration of how the K data of layer 0 must be read."""
+    """Remove the declaration that says which reading of the K data of layer 0 is meant."""
     return _change_claims(cache.file, Declared, lambda claim: replace(claim, declared=""))
 
 
 def _wide_boundary(cache: SoundCache, rng: Random) -> ViewsFile:
-    """Claim that rows start at multiples of a boundary that may be too wide."""
+    """Claim that all rows start at multiples of 8, 16 or 32 bytes. For this cache, the claim may be false."""
     boundary = rng.choice((8, 16, 32))
     return _change_claims(cache.file, Aligned, lambda claim: replace(claim, boundary_bytes=boundary))
 
 
 def _odd_start(cache: SoundCache, rng: Random) -> ViewsFile:
-    """Start all views 4 or 8 bytes later, which can be off the boundary."""
+    """Start all views 4 or 8 bytes later, so that rows may not start at multiples of the boundary."""
     shift = rng.choice((4, 8))
     return _change_views(cache.file, "", lambda view: replace(view, offset=view.offset + shift // view.itemsize))
 
@@ -186,7 +188,7 @@ def _too_many_ids(cache: SoundCache, rng: Random) -> ViewsFile:
 
 
 def _other_id_step(cache: SoundCache, rng: Random) -> ViewsFile:
-    """Claim that neighbouring block ids are one page apart, or one page of every layer apart."""
+    """Claim another distance between neighbouring block ids: one page, or as many pages as there are layers."""
     step = cache.spec.content_page_size_bytes * rng.choice((1, cache.spec.num_layers))
     return _change_claims(cache.file, Maps, lambda claim: replace(claim, stride_bytes=step))
 
@@ -204,4 +206,4 @@ FAULTS: dict[str, tuple[Fault, ...]] = {
     "index_space": (_too_many_ids, _other_id_step),
     CLEAN: (_no_fault,),
 }
-"""The faults that can cause a finding of each kind."""
+"""For each kind of finding, the faults that can cause it."""

@@ -1,8 +1,8 @@
-"""Ask six questions about unknown caches, made from a seed, and check the answers: notebook 11 uses this module.
+"""Asks six questions about unknown caches, made from a seed, and checks the answers. Notebook 11 uses this module.
 
-A question is a views file. The answer is the kind of its fault, the first wrong byte, and a fix. All files of a level
-have the same views and claims in the same order. A faulty file differs from a correct one only in some numbers. No
-answer is stored: :func:`check` makes the correct cache again from the seed, and runs the audit.
+A question is a views file. The answer has three parts: the kind of the fault, the first wrong byte, and a fix. All
+files of a level have the same kinds of views and claims in the same order, so only the numbers show a fault. No answer
+is stored: :func:`check` makes the correct cache again from the seed, and audits the file.
 """
 
 from dataclasses import dataclass, field, replace
@@ -20,20 +20,21 @@ LEVELS = {
     "easy": ("collision", "misplaced", "permuted", "out_of_bounds", "truncated", "self_overlap"),
     "full": tuple(FAULTS),
 }
-"""The kinds of faults of each level.
+"""For each level, the kinds of faults that its files can have.
 
-An easy set has each of its kinds once. A full set has five kinds, and one file that is clean.
+An easy set has one file for each of its six kinds. A full set has five files with different kinds of faults, and one
+clean file.
 """
 
 CASES = 6
-"""Files in one set."""
+"""Number of files in one set."""
 
 PARTS = ("kind", "first byte", "fix")
 """The parts of an answer."""
 
 MAX_DRAWS = 1_000
-"""The most caches that are drawn to find one with exactly the wanted fault. After that, an error is raised. Most
-sets need a few draws."""
+"""Limit of the caches that are drawn for one question, until one of them can have the wanted fault. Most questions need
+only a few draws. After the last draw, an error is raised."""
 
 _WRONG_ELEMENT = "the start of the lowest element that is in a wrong place (where it is, not where it belongs)"
 
@@ -41,32 +42,34 @@ FIRST_BYTE = {
     "collision": "the lowest byte that two views share",
     "misplaced": _WRONG_ELEMENT,
     "permuted": _WRONG_ELEMENT,
-    "out_of_bounds": "the lowest byte after the end of the storage that a view claims",
-    "truncated": "the lowest data byte that is not moved",
-    "oversized": "the lowest byte of another block that is moved too",
+    "out_of_bounds": "the lowest byte that a view covers after the end of the storage",
+    "truncated": "the lowest data byte that no transfer moves",
+    "oversized": "the lowest byte that a transfer moves although it belongs to another block",
     "self_overlap": "the lowest byte that two elements of one view share",
     "unaligned": "the start of the lowest row that is not on its boundary",
     "ambiguous": "None",
     "index_space": "None",
     CLEAN: "None",
 }
-"""The meaning of ``first_byte`` for each kind. Bytes are counted from the start of the storage, over all views."""
+"""For each kind, the meaning of ``first_byte``. Bytes are counted from the start of the storage. If several views are
+wrong, the lowest byte of all these views is meant."""
 
 FIXES = {
     "nothing": "leave the layout as it is, and look at ordering, lifetimes and the contents of tables",
-    "offset": "start each view at the start of its own layer and of its K or V, on its boundary",
-    "block step": "step from one block, or id, to the next as the cache does",
-    "inner steps": "step from token to token and from head to head as the cells do",
-    "length": "move whole pages, data and tails, and no more",
-    "count": "use the number of blocks, or ids, that exist",
-    "storage": "allocate as many bytes as all pages take",
+    "offset": "start each view where its own part of the cache starts, on the required boundary",
+    "block step": "use the step of the cache from one block (or block id) to the next",
+    "inner steps": "use the steps of the cells from token to token and from head to head",
+    "length": "move whole pages, with data and tails, and nothing else",
+    "count": "use the number of blocks (or block ids) that exist",
+    "storage": "allocate enough bytes for all pages",
     "declare": "declare which reading is meant",
-    "boundary": "require no wider boundary than the rows keep",
+    "boundary": "require only a boundary at which all rows start",
 }
-"""The possible fixes. Each sets one property right, and repairs every file in which only this property is wrong."""
+"""The possible fixes. Each fix corrects one property. It repairs every file in which only this property is wrong."""
 
 EITHER = ("count", "storage")
-"""Fixes that are both right if the number of blocks does not fit the storage: the file does not say which is true."""
+"""Both fixes are right if the number of blocks does not fit the storage, because the file does not say which of the two
+numbers is wrong."""
 
 
 @dataclass(frozen=True)
@@ -74,9 +77,9 @@ class Case:
     """One unknown cache.
 
     Attributes:
-        level, seed, number: the case is made from these three.
-        file: the views file, with views and claims. It holds no cache data, and not the correct answer. Offsets and
-        strides count elements of the view.
+        level, seed, number: the case is made from these three values. ``number`` is the place in the set, from 0 to 5.
+        file: the views file. It contains neither cache data nor the correct answer. Offsets and strides are counted
+            in elements.
     """
 
     level: str
@@ -92,7 +95,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of a check, as a record and, with ``str``, as a sentence.
+    """The result of a check. ``str`` turns it into a sentence.
 
     Attributes:
         name: the name of the case.
@@ -130,16 +133,17 @@ def challenge(seed: int, level: str = "easy") -> tuple[Case, ...]:
 
 
 def check(case: Case, *, kind: str | None = None, first_byte: int | None = None, fix: str | None = None) -> Verdict:
-    """Return which parts of an answer are right. The right answer is not shown.
+    """Check an answer, and return which parts of the answer are wrong. The verdict does not contain the right answer.
 
     Args:
         case: one of the cases of :func:`challenge`.
-        kind: one of :data:`FIRST_BYTE`, or None if it is not known yet.
-        first_byte: a byte of the storage as :data:`FIRST_BYTE` defines it, or None.
-        fix: one of :data:`FIXES`, or None if it is not known yet.
+        kind: a key of :data:`FIRST_BYTE`. None if you do not know the kind yet.
+        first_byte: a byte of the storage as :data:`FIRST_BYTE` defines it. None if there is no such byte, or if you do
+            not know the byte yet.
+        fix: a key of :data:`FIXES`. None if you do not know the fix yet.
 
     Raises:
-        ValueError: the kind or the fix does not exist, or the byte is not an integer.
+        ValueError: the kind or the fix does not exist, or ``first_byte`` is not an integer.
     """
     if kind is not None:
         one_of("kind", kind, tuple(FIRST_BYTE))
@@ -163,7 +167,7 @@ def check(case: Case, *, kind: str | None = None, first_byte: int | None = None,
 
 
 def mended(case: Case, fix: str) -> ViewsFile:
-    """Return the file after a fix: one property of every view, or of the claims, is as in the correct cache.
+    """Return the file after a fix. The fix takes one property of all views or claims from the correct cache.
 
     Raises:
         ValueError: the fix does not exist.
@@ -190,7 +194,7 @@ def mended(case: Case, fix: str) -> ViewsFile:
 
 @cache
 def _draw_files(level: str, seed: int, number: int) -> tuple[ViewsFile, ViewsFile]:
-    """Return the correct file and the file to show, in which the audit finds the wanted kind and no other kind."""
+    """Return the correct file, and the file to show. In the shown file, the audit finds only the wanted kind."""
     kind = _draw_kinds(level, seed)[number]
     for attempt in range(MAX_DRAWS):
         rng = Random(f"{level} {seed} {number} {attempt}")
@@ -200,7 +204,9 @@ def _draw_files(level: str, seed: int, number: int) -> tuple[ViewsFile, ViewsFil
             continue
         if ({finding.kind for finding in shown.audit().findings} or {CLEAN}) == {kind}:
             return drawn.file, shown
-    raise AssertionError(f"no file of kind {kind} in {MAX_DRAWS} draws from level {level}, seed {seed}")
+    raise AssertionError(
+        f"seed {seed} gives no file of kind {kind} for level {level} in {MAX_DRAWS} draws: choose another seed"
+    )
 
 
 def _draw_kinds(level: str, seed: int) -> list[str]:
@@ -212,10 +218,10 @@ def _draw_kinds(level: str, seed: int) -> list[str]:
 
 
 def _first_byte(result: Audit) -> int | None:
-    """Return the lowest byte that the findings show, or None if they show none.
+    """Return the lowest byte in the examples of the findings. Return None if no finding has an example.
 
-    An example of a misplaced element lists the element first, and its rightful place second. In any other example
-    from these files, all places start at the same byte.
+    For a misplaced or permuted element, the first place of the example is where the element lies. The second place is
+    where it belongs, and does not count. In all other examples of these files, all places start at the same byte.
     """
     shown = [finding for finding in result.findings if finding.example]
     places = [finding.example[0 if finding.kind in ("misplaced", "permuted") else -1] for finding in shown]
@@ -223,7 +229,7 @@ def _first_byte(result: Audit) -> int | None:
 
 
 def _integer(name: str, value: object, otherwise: str = "") -> int:
-    """Return an integer, NumPy's included, as a Python int. Raise a ValueError for anything else, bools included."""
+    """Return ``value`` as a Python int. NumPy integers are allowed. Raise ValueError for a bool and for other types."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise ValueError(f"{name} must be an integer{otherwise}, not {value!r}")
     return int(value)

@@ -1,4 +1,4 @@
-"""Draw a correct cache of random size and layout, with the views and claims that each file of the challenge has."""
+"""Draws a correct cache of random size and layout, with the views and claims that each file of the challenge has."""
 
 from dataclasses import dataclass, replace
 from math import gcd
@@ -16,7 +16,7 @@ EASY_LAYOUTS = ("NHD", "LBNHC", "cross-layer NHD", "BLNHC")
 FULL_LAYOUTS = (
     "NHD", "HND", "cross-layer NHD", "cross-layer HND", "LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC",
 )  # fmt: skip
-"""Layouts of the full set. They are listed here, because a seed must give the same caches after a layout is added."""
+"""Layouts of the full set. The list is fixed: if kvviz gets a new layout, a seed must still give the same caches."""
 
 FULL_CELLS = (
     ("int8_per_token_head", 64),
@@ -28,7 +28,8 @@ FULL_CELLS = (
 )
 """Modes and head sizes of the full set.
 
-int4 with head size 120 stands twice: its cells are 64 bytes, so its rows can start at multiples of a wide boundary.
+int4 with head size 120 stands twice, so that it is drawn more often. Its cells have 64 bytes, so all rows can start at
+multiples of 32 bytes.
 """
 
 
@@ -45,7 +46,7 @@ def draw_sound_cache(rng: Random, level: str) -> SoundCache:
     """Draw a correct cache.
 
     Args:
-        rng: all random numbers come from it. The order of the draws decides what a seed gives.
+        rng: the source of all random numbers. If the order of the draws changes, a seed gives another cache.
         level: ``easy`` for a small cache with three kinds of claims, ``full`` for realistic sizes and all claims.
     """
     easy = level == "easy"
@@ -73,8 +74,8 @@ def _draw_size(rng: Random, easy: bool) -> tuple[CacheSpec, Layout]:
         mode, head_size = rng.choice(FULL_CELLS)
         sizes = {"num_layers": rng.randint(2, 4), "num_blocks": rng.choice((4, 6)), "block_size": 16}
         spec = CacheSpec(**sizes, num_kv_heads=rng.choice((1, 2, 4)), head_size=head_size, kv_cache_dtype=mode)
-    # Half of the caches are padded to the next multiple of `step`, by one byte at least. Only a page that contains
-    # all heads can be padded.
+    # In half of the caches, pages are padded to the next multiple of `step` bytes, by at least one byte. Only a page
+    # that contains all heads can be padded.
     step = 64 if easy else 512
     padded = replace(spec, page_size_padded=-(-(spec.content_page_size_bytes + 1) // step) * step)
     heads_inside = layout.order.index("H") > max(map(layout.order.index, "LB"))
@@ -82,7 +83,7 @@ def _draw_size(rng: Random, easy: bool) -> tuple[CacheSpec, Layout]:
 
 
 def _views(spec: CacheSpec, layout: Layout, storage: Storage, base: int) -> list[View]:
-    """Return for each layer the K and V data, the scales of both, and the bytes that a transfer moves."""
+    """Return five views for each layer: K data, V data, K scales, V scales, and the bytes that a transfer moves."""
     owned = {view.name: _moved(view, storage, base) for view in owners(spec, layout, True)}
     views = []
     for layer, kv in enumerate(kv_views(spec, layout, True)):
@@ -96,7 +97,10 @@ def _moved(view: View, storage: Storage, base: int) -> View:
 
 
 def _transfer(name: str, kv: View) -> View:
-    """Return a layer's pages as byte ranges: one per block, or one per block and head if heads are outside the page."""
+    """Return a view of the byte ranges that a transfer of one layer moves.
+
+    There is one byte range per block. If the heads of a block are not adjacent, there is one per block and head.
+    """
     outer, length = [], 1
     for step, size in sorted(zip(kv.stride[1:], kv.shape[1:], strict=True)):
         if size > 1 and step == length and not outer:
@@ -121,7 +125,7 @@ def _basic_claims(views: list[View], spec: CacheSpec) -> list[Claim]:
 
 
 def _further_claims(views: list[View], spec: CacheSpec, rng: Random) -> list[Claim]:
-    """Return the claims of the full set alone: block ids, rows on a boundary, and the declared reading of a shape."""
+    """Return the claims that only the full set has: block ids, rows on a boundary, and the declared reading."""
     data = [view for view in views if view.role == "data"]
     ratio = rng.choice((1, 2))
     ids = Maps("block ids", data[0].name, spec.num_blocks // ratio, ratio, data[0].stride[0] * ratio)
@@ -135,7 +139,7 @@ def _further_claims(views: list[View], spec: CacheSpec, rng: Random) -> list[Cla
 
 
 def _readings(data: View, spec: CacheSpec, layout: Layout) -> list[View]:
-    """Return the K data of layer 0 twice: read with tokens first in a page, and read with heads first."""
+    """Return two views of the K data of layer 0: one with tokens before heads, and one with heads before tokens."""
     swapped = replace(layout, order=layout.order.translate(str.maketrans("HN", "NH")))
     steps = swapped.strides_bytes(spec)
     other = replace(data, stride=tuple(steps[axis] for axis in "BNH") + (1,))

@@ -17,7 +17,7 @@ def check_archive(path: Path) -> None:
     """Check that an archive can be written to ``path``. The report calls this before the first notebook runs.
 
     Raises:
-        ValueError: the name does not end in ``.zip``, or is the name of a folder, or its folder cannot be written to.
+        ValueError: the name does not end in ``.zip``, there is a folder with this name, or the file cannot be written.
     """
     if path.suffix.lower() != ENDING:
         raise ValueError(f"the name {path} does not end in {ENDING}: try {path.with_suffix(ENDING)}")

@@ -1,6 +1,6 @@
 """Runs every notebook of a folder and writes a report: one HTML page per notebook, and a list of all pages.
 
-The pages need neither Python nor a network. If a cell raises, its notebook gets no page, and the report fails.
+The pages need neither Python nor a network. If a cell raises an error, its notebook gets no page, and the report fails.
 So every page in the folder comes from a notebook that ran from top to bottom.
 """
 
@@ -27,7 +27,7 @@ from kvviz.report.prose import counted
 CELL_TIMEOUT_S = 900
 """Seconds that one cell may take. The longest notebook of the project takes about 150 s on two CPU cores."""
 PLAIN_EVERY_S = 10.0
-"""Shortest time in seconds between two lines about cells, if the output is not a terminal."""
+"""Shortest time in seconds between two printed lines about cells. On a terminal there is no such limit."""
 INTERRUPTED = 130
 """Exit status after Ctrl-C. After another signal, the status is 128 plus the number of the signal."""
 
@@ -56,7 +56,7 @@ class Run:
 
 
 class Progress:
-    """Prints lines about notebooks and cells. On a terminal, a new line about a cell replaces the line before."""
+    """Prints lines about notebooks and cells. On a terminal, each line about a cell overwrites the line before it."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -64,7 +64,7 @@ class Progress:
         self._last = time.monotonic()
 
     def say(self, text: str) -> None:
-        """Print a line that the next progress line does not overwrite."""
+        """Print a line that stays on the terminal."""
         self._write(("\r\x1b[K" if self._terminal else "") + text + "\n")
 
     def cell(self, name: str, number: int, total: int, seconds: float | None) -> None:
@@ -110,23 +110,27 @@ def main(
     cell_timeout_s: int = CELL_TIMEOUT_S,
     archive: Path | None = None,
 ) -> int:
-    """Run the notebooks of a folder in name order. Write ``out/NAME.html`` for each, and ``out/index.html``.
+    """Run the notebooks of a folder in name order. Write a page ``out/NAME.html`` for each, and ``out/index.html``.
 
     Args:
         notebooks: the folder. It is only read.
         out: the folder of the pages. It is made if it does not exist.
         only: names of notebooks, or beginnings of names ("03"). Empty for all notebooks.
-        machine: label to value, shown in the header of every page and in the first lines printed. Customary
-            labels: "kernels" (where kernels run: a value with "gpu" in it that does not begin with "interpreter"
-            means a GPU, "interpreter on the CPU" means no GPU), "machine" (GPU or CPU by name, cores, but not the
-            name of the host), "torch", "triton", "python", "kvviz" (versions).
+        machine: facts about the machine: values by label. The report prints them first, and every page shows them. The
+            label "kernels" says where Triton kernels run. If its value contains "gpu" and does not begin with
+            "interpreter", the report announces the authors' times for a GPU. The other usual labels are "machine",
+            "torch", "triton", "python" and "kvviz". See :func:`kvviz.doctor.machine`.
         cell_timeout_s: seconds that one cell may take.
-        archive: path of a zip with the index and all pages, written if all notebooks have a page. None for no zip.
+        archive: path of a zip file with the list and all pages. It is written if all notebooks have a page. None means
+            that no zip file is wanted.
 
     Returns:
-        0: every notebook has a page. 1: a notebook has no page, or the index or the archive could not be written.
-        2: there was nothing to run, or the folder cannot be written to. 128 plus the number of a signal (130 after
-        Ctrl-C): the report was interrupted. Standard error gives the reason for 1 and 2.
+        The exit status. Standard error gives the reason for 1 and 2.
+
+        - 0: every notebook has a page.
+        - 1: a notebook has no page, or the list of pages or the archive could not be written.
+        - 2: there was nothing to run, or the folder of the pages cannot be written to.
+        - 130 after Ctrl-C. After another signal it is 128 plus the number of the signal.
     """
     progress = Progress(sys.stdout)
     try:
@@ -153,7 +157,7 @@ def main(
 
 
 def _check_writable(out: Path) -> None:
-    """Make the folder of the pages and write to it, before any notebook runs for minutes.
+    """Make the folder of the pages, and test that files can be written to it. This happens before any notebook runs.
 
     Raises:
         ValueError: pages cannot be written there.
@@ -219,7 +223,7 @@ def _about(minutes: float) -> str:
 
 
 def _run_and_publish(notebook: Notebook, report: Report, cell_timeout_s: int) -> None:
-    """Run a notebook and write its page. If there is no page, remove the page of an earlier report and say why."""
+    """Run a notebook and write its page. If this fails, remove the page of an earlier report, and print the reason."""
     progress = report.progress
     run = _publish(_run(notebook, progress, cell_timeout_s), report)
     report.runs[notebook.name] = run
@@ -255,7 +259,7 @@ def _publish(run: Run, report: Report) -> Run:
 
 
 def _remove(page: Path) -> None:
-    """Remove the page of an earlier report. If that fails, print why and go on."""
+    """Remove the page of an earlier report. If the page cannot be removed, print the reason and go on."""
     try:
         page.unlink(missing_ok=True)
     except OSError as error:
@@ -276,9 +280,9 @@ def _explain(run: Run) -> None:
 
 
 def _conclude(report: Report, chosen: int, opening: str = "") -> int:
-    """Link all pages to each other, write the index and print the result. Return the exit status.
+    """Link all pages to each other, write the list of pages, and print the result. Return the exit status.
 
-    The pages of earlier reports are linked again too: a link to a page that does not exist becomes plain text.
+    The links of pages from earlier reports are updated too. A link to a page that does not exist becomes plain text.
     """
     standing = report.with_page()
     for before, notebook, after in zip([None, *standing], standing, [*standing[1:], None], strict=False):
@@ -302,7 +306,7 @@ def _link(notebook: Notebook | None) -> Link | None:
 
 
 def _relink(page: Path, before: Link | None, after: Link | None, pages: Sequence[str]) -> None:
-    """Link a page to the pages that exist now. If the page cannot be changed, print why and go on."""
+    """Link a page to the pages that exist now. If the page cannot be changed, print the reason and go on."""
     try:
         old = page.read_text(encoding="utf-8")
         if (new := relink(old, before, after, pages)) != old:
@@ -312,7 +316,7 @@ def _relink(page: Path, before: Link | None, after: Link | None, pages: Sequence
 
 
 def _total(runs: Sequence[Run], chosen: int) -> str:
-    """Return how many of the ``chosen`` notebooks ran, which of them have no page, and why."""
+    """Return sentences: how many of the ``chosen`` notebooks ran, which notebooks have no page, and why."""
     ran = [run for run in runs if run.failure is None]
     seconds = sum(run.seconds for run in runs)
     total = f"{len(ran)} of {counted(chosen, 'notebook')} ran, in {seconds:.0f} s."
@@ -334,7 +338,7 @@ def _together(everything: Sequence[Notebook], machine: Mapping[str, str]) -> str
 
 
 def _pack(archive: Path, status: int, report: Report) -> int:
-    """Write the archive if the report has no failure. Return the exit status of both."""
+    """Write the archive if ``status`` is 0. Return ``status``, or 1 if the archive cannot be written."""
     if status:
         print(f"report: {archive} was not written, because some notebooks have no page", file=sys.stderr)
         return status

@@ -1,4 +1,4 @@
-"""Turns the signals that ask a process to end into exceptions, so that ``finally`` blocks still clean up."""
+"""Turns the signals that ask a process to end into exceptions, so that the code after ``finally`` still cleans up."""
 
 import contextlib
 import signal
@@ -19,10 +19,10 @@ class Ended(KeyboardInterrupt):
 
 @contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Raise :class:`Ended` in this block when SIGTERM or SIGHUP arrives. A second signal ends the process at once.
+    """Raise :class:`Ended` in a ``with`` statement when SIGTERM or SIGHUP arrives. A second signal ends the process.
 
-    Only the main thread can set signal handlers. In any other thread this block changes nothing. A signal that the
-    process ignores (SIGHUP after ``nohup``) stays ignored.
+    Only the main thread can set signal handlers. In any other thread, this function changes nothing. If the process
+    ignores a signal (after ``nohup`` it ignores SIGHUP), it still ignores this signal.
     """
     numbers = [getattr(signal, name) for name in _SIGNALS if hasattr(signal, name)]
     before = {number: signal.getsignal(number) for number in numbers}

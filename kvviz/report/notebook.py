@@ -25,21 +25,23 @@ from kvviz.report.paths import KERNEL_FOLDER, KERNEL_TEMPORARY, PACKAGE
 from kvviz.report.prose import Prose, first_paragraph, plain, reading_minutes
 
 OUTPUT_TIMEOUT_S = 60
-"""Seconds that the outputs of a finished cell may take to arrive. With nbclient's default of 4 s, a busy machine loses
-outputs, and no error is reported."""
+"""Seconds that the outputs of a finished cell may take to arrive. The default of nbclient is 4 s. On a busy machine,
+outputs would then be lost without an error."""
 
 LONGEST_SOCKET_FOLDER = 80
-"""Longest folder name, in characters, for the kernel's Unix sockets. The path of a socket can have about 104."""
+"""Longest folder path for the Unix sockets of a Jupyter kernel, in characters. The path of a socket can have about 104
+characters."""
 
 _MINUTES = re.compile(r"(\d+(?:\.\d+)?)\s*min(?:utes?)?\b")
 _NOT_FOR_KERNELS = ("MPLBACKEND", "PYTHONSTARTUP")
-"""Variables of the caller that would change the outputs of a notebook."""
+"""Environment variables that a notebook does not get, because they would change its outputs."""
 
 INDEX = "index"
-"""Name of the page that lists all notebooks. No notebook may have this name, in capitals or not."""
+"""Name of the page that lists all notebooks. No notebook may have this name, in small or capital letters."""
 
 Watch = Callable[[int, int, float | None], None]
-"""A function that is called with (number, total, seconds) when a cell starts (seconds is None) and when it is done."""
+"""A function that is called twice per cell, with (number, total, seconds). When the cell starts, ``seconds`` is None.
+When the cell is done, ``seconds`` is the time that the cell took."""
 
 
 @dataclass(frozen=True)
@@ -49,11 +51,13 @@ class Notebook:
     Args:
         path: the file.
         node: the content, or None if the notebook cannot be read or run. ``problem`` then gives the reason.
-        title: plain text: the title in the metadata, or else the first heading, or else the name of the file.
+        title: the title in the metadata, as plain text. Without such a title: the first heading. Without a heading: the
+            name of the file.
         promise: the first paragraph, as harmless inline HTML.
-        minutes_cpu, minutes_gpu: minutes that a run takes according to the author, or None.
-        minutes_read: minutes that reading takes, stated by the author or counted in words. None if unreadable.
-        problem: why ``node`` is None, as the rest of a sentence that begins with the name of the file.
+        minutes_cpu, minutes_gpu: minutes that a run takes according to the author. None if the author gives no time.
+        minutes_read: minutes that reading takes: the author's number, or an estimate from the number of words. None if
+            the notebook cannot be read.
+        problem: the reason if ``node`` is None, else "". The text continues a sentence after the name of the file.
     """
 
     path: Path
@@ -86,7 +90,7 @@ class Failure:
     """Why the run of a notebook stopped.
 
     Args:
-        cell: number of the code cell that stopped the run, counted from 1. 0: no cell had started.
+        cell: number of the code cell that stopped the run, counted from 1. 0 means that no cell had started.
         line: first line of the cell.
         error: the error in one line.
         traceback: the traceback as plain text, or "".
@@ -106,7 +110,7 @@ class Failure:
 def read(path: Path) -> Notebook:
     """Read a notebook. If the file is not a notebook, or is called index, ``problem`` gives the reason."""
     if path.stem.lower() == INDEX:
-        problem = "would have the same page as the list of all pages: rename the notebook"
+        problem = f"needs the page {INDEX}.html, which is the list of all pages: rename the notebook"
         return Notebook(path, None, path.stem, problem=problem)
     try:
         return _described(path, _parse(path))
@@ -127,8 +131,9 @@ def _described(path: Path, node: NotebookNode) -> Notebook:
 def execute(notebook: Notebook, watch: Watch, cell_timeout_s: int) -> tuple[NotebookNode, Failure | None]:
     """Run a readable notebook in its folder. Return the notebook with its outputs, and the failure or None.
 
-    A cell tagged ``raises-exception`` may raise. The kernel is ``sys.executable``, even if other kernels are
-    installed. The kernel's settings and temporary files lie in a private folder, which is removed at the end.
+    An error in a cell tagged ``raises-exception`` does not stop the run. The notebook always runs with this Python
+    (``sys.executable``), even if other Jupyter kernels are installed. A private folder holds the settings and temporary
+    files of the kernel, and is removed at the end.
     """
     node, cell, number = deepcopy(notebook.node), None, 0
     try:
@@ -155,7 +160,7 @@ def _failure(error: Exception, cell: NotebookNode | None, number: int, cell_time
     if isinstance(error, CellTimeoutError):
         return Failure(number, line, f"not done after {cell_timeout_s} s: make the cell do less, or allow more time")
     if isinstance(error, DeadKernelError):
-        return Failure(number, line, "the kernel died: out of memory, or a crash in native code")
+        return Failure(number, line, "the Python process of the notebook died: check if it had enough memory")
     hint = f"is ipykernel installed for {sys.executable}?" if not number else "no traceback"
     return Failure(number, line, f"{_first_line(str(error))} ({hint})")
 
@@ -190,10 +195,10 @@ def _parse(path: Path) -> NotebookNode:
 
 
 def _check_shape(raw: dict) -> None:
-    """Check everything that this module needs and that nbformat does not check, or checks too late.
+    """Check what this module needs before nbformat checks the notebook.
 
     Raises:
-        ValueError: the sentence names the wrong part.
+        ValueError: a part of the notebook is wrong. The message names the part.
     """
     cells, metadata = raw.get("cells"), raw.get("metadata")
     if not isinstance(cells, list) or not all(isinstance(cell, dict) for cell in cells):
@@ -223,7 +228,7 @@ def _number(stated: object, in_words: re.Match | None) -> float | None:
 
 
 def _is_run(cell: NotebookNode) -> bool:
-    """Return True for a code cell with content that is not tagged ``skip-execution``."""
+    """Return True for a code cell that has content and does not have the tag ``skip-execution``."""
     skipped = "skip-execution" in cell.metadata.get("tags", [])
     return cell.cell_type == "code" and bool(cell.source.strip()) and not skipped
 
@@ -233,7 +238,7 @@ def _first_line(text: str) -> str:
 
 
 class _ThisPython(KernelSpecManager):
-    """Starts the Python that runs now, for every kernel name."""
+    """Starts this Python, whatever Jupyter kernel a notebook names."""
 
     def get_kernel_spec(self, kernel_name: str) -> KernelSpec:
         """Return the command that starts a kernel in this Python."""
@@ -243,7 +248,10 @@ class _ThisPython(KernelSpecManager):
 
 @contextlib.contextmanager
 def _kernel(node: NotebookNode, folder: Path, cell_timeout_s: int) -> Iterator[NotebookClient]:
-    """Yield a client with a running kernel. At the end, also after Ctrl-C, stop the kernel and remove its files."""
+    """Yield a client with a running Jupyter kernel. At the end, stop the kernel and remove its files.
+
+    This also happens after Ctrl-C.
+    """
     with tempfile.TemporaryDirectory(prefix=KERNEL_FOLDER, ignore_cleanup_errors=True) as private:
         (Path(private) / KERNEL_TEMPORARY).mkdir()
         manager = AsyncKernelManager(
@@ -265,15 +273,16 @@ def _kernel(node: NotebookNode, folder: Path, cell_timeout_s: int) -> Iterator[N
         with client.setup_kernel(cleanup_kc=True, env=_environment(private, os.environ)):
             try:
                 yield client
-            except BaseException:  # after Ctrl-C too: do not wait for the cell that is still running
+            except BaseException:  # do not wait for a cell that is still running, for example after Ctrl-C
                 client.shutdown_kernel = "immediate"
                 raise
 
 
 def _environment(private: str, outside: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of a kernel: the caller's variables without those that would change the outputs.
+    """Return the environment variables of a Jupyter kernel.
 
-    The kernel imports this copy of kvviz, and its temporary files go into the folder ``private``.
+    They are the variables ``outside`` without :data:`_NOT_FOR_KERNELS`, and some more. They make the kernel import this
+    copy of kvviz, and write its temporary files into the folder ``private``.
     """
     inside = {name: value for name, value in outside.items() if name not in _NOT_FOR_KERNELS}
     inside |= {"IPYTHONDIR": private, "COLUMNS": "100", "PYTHONHASHSEED": outside.get("PYTHONHASHSEED", "0")}

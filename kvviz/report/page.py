@@ -1,4 +1,4 @@
-"""Makes one HTML file from an executed notebook, and the list of all such pages. The files need no network.
+"""Makes one HTML page from an executed notebook, and the list of all pages. The pages need no network.
 
 This module runs no code cell and reads no clock. The same outputs and the same :class:`Frame` give the same bytes.
 """
@@ -30,7 +30,7 @@ LIVE = "In JupyterLab, an interactive control stands here. Open the notebook to 
 _WIDGET = "application/vnd.jupyter.widget-view+json"
 _SHOWN = ("text/html", "text/markdown", "text/latex", "image/svg+xml", "image/png", "image/jpeg", "text/plain")
 _META_OR_BASE = re.compile(r"<(?:meta|base)(?=[\s/>\x00])[^>]*>?", re.IGNORECASE)
-"""Tags that would lead the reader, or all links of the page, to another place. They are removed from outputs."""
+"""HTML tags that are removed from outputs, because they could send the reader to another page or change all links."""
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]{6,}(?=>)")
 """Address in Python's default text of an object. The address differs in every run."""
 _STEPS = re.compile(r'<nav aria-label="([^"]*)" class="kvr-steps">.*?</nav>', re.DOTALL)
@@ -38,7 +38,7 @@ _STEPS = re.compile(r'<nav aria-label="([^"]*)" class="kvr-steps">.*?</nav>', re
 
 @dataclass(frozen=True)
 class Link:
-    """A page by file name (relative to the page that links to it) and title."""
+    """A link to a page. ``name`` is the file name of the page, relative to the page with the link."""
 
     name: str
     title: str
@@ -54,8 +54,8 @@ class Frame:
     """What all pages of one report show around their text.
 
     Args:
-        folder: the notebooks' folder. Local pictures come from this folder, and its path is removed from the pages.
-        machine: label to value, see :data:`CUSTOMARY`.
+        folder: the folder of the notebooks. Local pictures come from this folder. Its path is shortened in the pages.
+        machine: facts about the machine: values by label. :data:`CUSTOMARY` lists the usual labels.
         date: the day of the report, ISO 8601. A page shows no other date or time.
     """
 
@@ -108,7 +108,7 @@ def render_page(
 ) -> str:
     """Return the HTML page of an executed notebook.
 
-    An exercise is shown with its hole. The solution is folded, and so is the output of the check of the solution.
+    The page shows an exercise with its hole. The solution and the output of its check are folded: a click opens them.
 
     Args:
         before, after: the pages of the notebooks before and after this one.
@@ -135,7 +135,7 @@ def render_page(
 
 
 def relink(page: str, before: Link | None, after: Link | None, pages: Collection[str] = ()) -> str:
-    """Return a page of :func:`render_page` with other neighbours and other ``pages``. Any other text stays as it is."""
+    """Return a page of :func:`render_page` with other values of ``before``, ``after`` and ``pages``."""
     parts = Environment(loader=FileSystemLoader(TEMPLATE)).get_template("parts.html.j2").module
     steps = _STEPS.sub(lambda found: _quotes(str(parts.steps(before, after, found[1]))), page)
     return link_pages(steps, pages)
@@ -174,7 +174,10 @@ def _exporter() -> HTMLExporter:
 
 
 def _with_holes(cell: NotebookNode) -> list[NotebookNode]:
-    """Return a list with the cell, or two cells for a solution: the cell with a hole, and the folded solution."""
+    """Return a list of cells. A ``solution`` cell becomes two cells: the code with a hole, and the folded solution.
+
+    Any other cell stays as it is.
+    """
     if cell.cell_type != "code" or not tagged(cell, SOLUTION):
         return [cell]
     folded = f"<details><summary>A solution</summary>\n\n```python\n{solved(cell.source)}\n```\n\n</details>"

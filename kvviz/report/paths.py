@@ -10,28 +10,29 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1]
 KERNEL_FOLDER = "kvviz-"
-"""Beginning of the name of a kernel's private folder. :mod:`tempfile` adds eight random characters."""
+"""Beginning of the name of a Jupyter kernel's private folder. :mod:`tempfile` adds eight random characters."""
 KERNEL_TEMPORARY = "tmp"
-"""Name of the folder for temporary files inside a kernel's private folder."""
+"""Name of the folder for temporary files inside a Jupyter kernel's private folder."""
 
 _KERNEL_FILE = re.compile(r"(?<![^\s'\"<>])[^\s'\"<>]*ipykernel_\d+[/\\]\d+\.py")
-"""File name that a kernel gives to a cell. The match starts only at the beginning of a word: a search that starts at
-every character of a long word takes quadratic time."""
+"""File name that Jupyter gives to a notebook cell. A match starts only at the beginning of a word. If it could start at
+every character, the search in a long word would take quadratic time."""
 _KERNEL_TEMPORARY = re.compile(rf"\btmp([/\\]){KERNEL_FOLDER}\w{{8}}[/\\]{KERNEL_TEMPORARY}\b")
 _BEFORE = r"(^|[^\w+/.~-]|\x1b\[[\d;]*m)"
-"""Text that may stand before a path. A colour code may. Base64 may not, and the middle of another path may not."""
+"""What may stand before a path, for example a space or a colour code of a terminal. A path that begins in the middle of
+another path, or inside base64 text, is not replaced."""
 _AFTER = r"(?:([/\\])|(?![\w-]|\.\w))"
 
 
 def shortener(folder: Path) -> Callable[[str], str]:
     """Return a function that shortens the paths of this machine in a text.
 
-    - The path of ``folder`` becomes its last part.
-    - The folder that holds ``kvviz`` is removed: ``kvviz/cache/spec.py`` stays.
-    - The folders of Python become ``python`` and ``site-packages``.
-    - The folders for temporary files become ``tmp``.
-    - The home folder becomes ``~``.
-    - The file names that a kernel gives to cells become ``cell``, because they contain a process id.
+    - The path of ``folder`` becomes the last part of this path.
+    - The path of the folder that contains ``kvviz`` is left out, so that only ``kvviz/cache/spec.py`` remains.
+    - The paths of the folders of Python become ``python`` and ``site-packages``.
+    - The path of the folder for temporary files becomes ``tmp``.
+    - The path of the home folder becomes ``~``.
+    - The file name that Jupyter gives to a notebook cell becomes ``cell``, because this name contains a process id.
     """
     names = _names(folder)
     longest_first = sorted(names, key=lambda prefix: (-len(prefix), prefix))
@@ -46,7 +47,7 @@ def shortener(folder: Path) -> Callable[[str], str]:
 
 
 def _names(folder: Path) -> dict[str, str]:
-    """Map each folder of this machine to its short name. Paths in the home folder are also listed as ``~/...``."""
+    """Return the short name of each known folder, by its path. A path in the home folder also has a key ``~/...``."""
     libraries = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages()]
     known = [(Path.home(), "~"), (Path(tempfile.gettempdir()), "tmp"), (PACKAGE.parent, "")]
     known += [(Path(os.__file__).parent, "python"), *((Path(one), "site-packages") for one in libraries)]

@@ -28,15 +28,17 @@ TAGS = INLINE_TAGS | {
 }
 # fmt: on
 _OPEN, _CLOSE = "\ue000", "\ue001"
-"""Characters around the number of a held fragment. Both belong to Unicode's private use area, so no text needs them."""
+"""A placeholder is a number between these two characters. Both are private characters of Unicode, so no text needs
+them."""
 _HELD = re.compile(f"{_OPEN}(\\d+){_CLOSE}")
 _LINK_TAG = re.compile(r"</?a\b[^>]*>")
 _START_OF_LINK = re.compile(r"""<a((?: [\w-]+=(?:"[^"]*"|'[^']*'))*)>""")
 _HREF = re.compile(r""" href=(?:"([^"]*)"|'([^']*)')""")
 _ELSEWHERE = re.compile(r"[a-z][a-z0-9+.-]*:|[#/]", re.IGNORECASE)
-"""Beginning of a link that does not lead to a file of the same folder: a scheme, an id, or a path from the root."""
+"""Beginning of a link that does not lead to a file of the notebooks' folder: a scheme such as ``https:``, an id after
+``#``, or a path from the root."""
 _PAGE_LINK = re.compile(r'<a class="kvr-to" (?:href|data-to)="([^"]*)">')
-"""Link to another file of the folder. ``data-to`` keeps the target of a link that is shown as plain text."""
+"""Link to another file of the notebooks' folder. If the link is shown as plain text, ``data-to`` keeps its target."""
 
 WORDS_PER_MINUTE = 150
 """Assumed reading speed for prose with code. Silent reading of easy prose is at about 240 words per minute."""
@@ -66,7 +68,7 @@ class Prose:
         self._anchors: set[str] = set()
 
     def render(self, source: str, attachments: Mapping | None = None, listed: bool = True) -> str:
-        """Return ``source`` as HTML. With ``listed=False``, its headings are not added to :attr:`headings`."""
+        """Return ``source`` as HTML. If ``listed`` is True, add its headings to :attr:`headings`."""
         renderer = _Renderer(self._anchor, path=str(self.folder), attachments=dict(attachments or {}))
         source = source.replace(_OPEN, "").replace(_CLOSE, "")
         cleaned = _clean(MarkdownWithMath(renderer=renderer, block=_Blocks()).render(source))
@@ -76,7 +78,7 @@ class Prose:
         return body
 
     def _anchor(self, text: str) -> str:
-        """Return an id for a heading. As in Jupyter, spaces become dashes. A second heading of this text gets -2."""
+        """Return an id for a heading. As in Jupyter, spaces become dashes. If the id exists already, append ``-2``."""
         base = quote(text.strip().replace(" ", "-"), safe="?/:@!$()*+,;=") or "section"
         anchor, count = base, 1
         while anchor in self._anchors:
@@ -99,8 +101,8 @@ def counted(number: int, noun: str) -> str:
 def reading_minutes(sources: Sequence[str]) -> int:
     """Return how many whole minutes it takes to read the cells of a notebook, at least 1.
 
-    If the first cell states the minutes ("20 to read"), they are taken. Otherwise the words of prose and code are
-    counted. Outputs are not counted.
+    If the first cell states the minutes ("20 to read"), return this number. Otherwise, count the words of prose and
+    code, but not of outputs.
     """
     stated = _TO_READ.search(sources[0]) if sources else None
     counted = sum(len(source.split()) for source in sources) / WORDS_PER_MINUTE
@@ -114,10 +116,10 @@ def first_paragraph(body: str) -> str:
 
 
 def link_pages(body: str, pages: Collection[str]) -> str:
-    """Return HTML in which a link to another file of the folder works if ``pages`` contains the file.
+    """Return HTML in which links to other files of the notebooks' folder work if ``pages`` contains the file.
 
-    All other such links become plain text. The text keeps its target, so a later call can make it a link again.
-    Links to the web and links within the page stay as they are.
+    If ``pages`` does not contain the file, the link becomes plain text. The text keeps the target of the link, so a
+    later call can make it a link again. Links to the web and links within the page do not change.
     """
 
     def link(found: re.Match) -> str:
@@ -128,7 +130,10 @@ def link_pages(body: str, pages: Collection[str]) -> str:
 
 
 def _mark_page_links(body: str) -> str:
-    """Return ``body`` with the class ``kvr-to`` in each link to a file of the folder. A notebook becomes its page."""
+    """Return ``body`` with the class ``kvr-to`` in each link to a file of the notebooks' folder.
+
+    A link to a notebook becomes a link to its page.
+    """
 
     def mark(found: re.Match) -> str:
         href = _HREF.search(found[1])
@@ -142,25 +147,25 @@ def _mark_page_links(body: str) -> str:
 
 
 def mathml(latex: str, display: str) -> str:
-    """Return ``latex`` as MathML. ``display`` is "inline" or "block". If the conversion fails, return the source."""
+    """Return ``latex`` as MathML. ``display`` is "inline" or "block". If this fails, return ``latex`` as HTML code."""
     try:
         element = convert_to_element(_in_known_words(latex.strip()), display=display)
     except Exception:  # the converter defines no error class: bad input can raise any Python exception
         return f"<code>{html.escape(latex.strip())}</code>"
-    for part in element.iter():  # some texts are escaped already, and serialising would escape them twice
+    for part in element.iter():  # some texts are escaped already, and tostring() would escape them a second time
         part.text = html.unescape(part.text) if part.text else part.text
     return ElementTree.tostring(element, encoding="unicode")
 
 
 def _in_known_words(latex: str) -> str:
-    """Replace environments and escapes that the converter does not support by equivalents that it supports."""
+    """Replace LaTeX that the converter does not support by equal LaTeX that the converter supports."""
     latex = re.sub(r"\\(begin|end)\{align(ed|\*)?\}", r"\\\1{align*}", latex)
     latex = re.sub(r"\\(begin|end)\{gather(ed|\*)?\}", r"\\\1{matrix}", latex)
     return re.sub(r"\\text[a-z]*\{[^{}]*\}", lambda text: re.sub(r"\\([_%&#$])", r"\1", text.group()), latex)
 
 
 class _Blocks(MathBlockParser):
-    """Accepts display math only at the start of a line. A `$$` inside a line, for example in code, starts no block."""
+    """Accepts ``$$`` as the start of a formula only at the start of a line. Inside a line, ``$$`` can be code."""
 
     SPECIFICATION = {
         **MathBlockParser.SPECIFICATION,
@@ -169,10 +174,12 @@ class _Blocks(MathBlockParser):
 
 
 class _Renderer(IPythonRenderer):
-    """Converts parsed markdown to HTML. MathML is replaced by numbered tokens, because :func:`_clean` would remove it.
+    """Converts parsed markdown to HTML. A numbered placeholder stands for each formula.
+
+    Formulas are MathML, which :func:`_clean` would remove. So :meth:`fill` puts them in after :func:`_clean`.
 
     Args:
-        anchor: returns an id for the text of a heading.
+        anchor: function that returns an id for the text of a heading.
     """
 
     def __init__(self, anchor: Callable[[str], str], **options) -> None:
@@ -188,7 +195,7 @@ class _Renderer(IPythonRenderer):
 
     def fill(self, text: str) -> str:
         """Return ``text`` with each placeholder replaced by the HTML that it stands for."""
-        return _HELD.sub(lambda token: self._held[int(token.group(1))], text)
+        return _HELD.sub(lambda placeholder: self._held[int(placeholder.group(1))], text)
 
     def inline(self, text: str) -> str:
         """Return the HTML of a heading with harmless inline tags only."""
@@ -199,11 +206,11 @@ class _Renderer(IPythonRenderer):
         return self.hold(mathml(body, "inline"))
 
     def block_math(self, body: str) -> str:
-        """Return a token for a formula on its own line."""
+        """Return a placeholder for a formula on its own line."""
         return self.hold(f'<span class="kvr-math">{mathml(body, "block")}</span>')
 
     def latex_environment(self, name: str, body: str) -> str:
-        """Return a token for a LaTeX environment."""
+        """Return a placeholder for a LaTeX environment."""
         return self.block_math(f"\\begin{{{name}}}{body}\\end{{{name}}}")
 
     def heading(self, text: str, level: int, **attrs) -> str:
@@ -214,11 +221,11 @@ class _Renderer(IPythonRenderer):
         return f'<h{level} id="{quoted}">{text}<a class="anchor-link" href="#{quoted}">¶</a></h{level}>\n'
 
     def block_html(self, html: str) -> str:
-        """Return HTML between paragraphs as it is. :func:`_clean` removes harmful tags later."""
+        """Return HTML between paragraphs unchanged. :func:`_clean` escapes harmful tags later."""
         return html + "\n"
 
     def inline_html(self, html: str) -> str:
-        """Return HTML inside a line as it is. :func:`_clean` removes harmful tags later."""
+        """Return HTML inside a line unchanged. :func:`_clean` escapes harmful tags later."""
         return html
 
     def image(self, text: str, url: str, title: str | None = None) -> str:

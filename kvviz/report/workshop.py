@@ -32,7 +32,7 @@ from kvviz.report.notebook import read
 from kvviz.report.prose import counted
 
 SOLUTION, CHECK, MAY_RAISE = "solution", "check", "raises-exception"
-"""Tags of cells. Jupyter runs the next cell after an error if the cell has the tag ``raises-exception``."""
+"""Tags of cells. If a cell with the tag ``raises-exception`` raises an error, Jupyter still runs the next cell."""
 
 _SOLVED = re.compile(r"^([ \t]*)# solution\n(.*?)^[ \t]*# end of solution$", re.MULTILINE | re.DOTALL)
 _MARKS = re.compile(r"^[ \t]*# (?:end of )?solution\n?", re.MULTILINE)
@@ -47,17 +47,20 @@ def hole(source: str) -> str:
     """Return the source of a ``solution`` cell with a hole in place of each solution.
 
     Raises:
-        ValueError: the two comments do not come in pairs, or a solution does not end in ``name = value`` or
-            ``return value``.
+        ValueError: the comments ``# solution`` and ``# end of solution`` do not come in pairs, or a solution does not
+            end in ``name = value`` or ``return value``.
     """
     made, count = _SOLVED.subn(_hole, source)
     if not count or _MARKS.search(made):
-        raise ValueError(f"'# solution' and '# end of solution' do not come in pairs: {source!r}")
+        raise ValueError(
+            f"'# solution' and '# end of solution' do not come in pairs: put both comments around each solution of "
+            f"the code cell {source!r}"
+        )
     return made
 
 
 def solved(source: str) -> str:
-    """Return the source of a ``solution`` cell without the two comments."""
+    """Return the source of a ``solution`` cell without the comments around its solutions."""
     return _MARKS.sub("", source).rstrip("\n")
 
 
@@ -83,7 +86,7 @@ def _open(value: ast.expr | None) -> str:
 
 
 def participants(node: NotebookNode) -> NotebookNode:
-    """Return the copy with holes. A ``check`` cell may raise, so "Run All" also runs the cells after the check."""
+    """Return the copy with holes. If a ``check`` cell raises an error, "Run All" still runs the cells after it."""
     made = deepcopy(node)
     made.cells = [cell for cell in made.cells if cell.cell_type == "code" or not tagged(cell, SOLUTION)]
     for cell in made.cells:
@@ -155,7 +158,7 @@ def _differs(path: Path, data: bytes) -> bool:
 
 
 def _copies(notebooks: Path) -> dict[str, bytes]:
-    """Map paths below the folder of copies to contents: two copies of each notebook and of each ``.json`` file."""
+    """Return two copies of each notebook and of each ``.json`` file: contents by path below the folder of copies."""
     made = {}
     for path in sorted(notebooks.glob("*.ipynb")):
         lesson = read(path)

@@ -1,1 +1,1 @@
-"""Shows results to people: byte maps, the page of an audit, and explorers (sliders that change a small cache)."""
+"""Shows results to people: as byte maps, as the page of an audit, and as explorers (sliders that change a cache)."""

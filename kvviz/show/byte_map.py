@@ -1,7 +1,7 @@
-"""The byte map: for each byte of a part of a storage, who owns it, who writes it, and its value.
+"""A byte map says for each byte in a window of a storage who owns the byte, who writes it, and which value it has.
 
-A byte map is a record. It is made from views and, if you have it, from the live buffer. Texts, pictures, figures and
-interactive maps are drawn from this record.
+A byte map is a record. It is made from views. With the live buffer, it also has the values of the bytes. Texts,
+pictures, figures and interactive maps are drawn from this record.
 """
 
 import operator
@@ -15,17 +15,17 @@ from kvviz.audit.view import MAX_ELEMENTS, Storage, View
 from kvviz.cache.modes import get_mode
 
 MAX_WINDOW_BYTES = 1 << 20
-"""Largest window that is mapped byte by byte. The arrays of the map then take 8 MiB per view in the window."""
+"""Largest window of a byte map. For a window of this size, the arrays of the map take 8 MiB per view."""
 
 
 def layer_of(name: str) -> int | None:
-    """Return 3 for a view with the name ``layer 3 K scale``, or None if the name does not start with a layer."""
+    """Return the layer of a view: 3 for the name ``layer 3 K scale``. Return None if the name starts with no layer."""
     words = name.split()
     return int(words[1]) if len(words) > 1 and words[0] == "layer" and words[1].isdecimal() else None
 
 
 def half_of(name: str) -> str:
-    """Return ``K`` or ``V`` if it is a word of a view's name, else nothing."""
+    """Return ``K`` or ``V`` if this letter is a word in the name of a view. Otherwise return ""."""
     return next((word for word in name.split() if word in ("K", "V")), "")
 
 
@@ -35,8 +35,8 @@ class Part:
 
     Attributes:
         view, role: name and role of the view.
-        index: the place in the view; without the index of a last axis ``byte``.
-        axes: a name for each index.
+        index: the index of the part in the view. If the last axis has the name ``byte``, it has no number in ``index``.
+        axes: the name of the axis of each number in ``index``.
     """
 
     view: str
@@ -46,7 +46,7 @@ class Part:
 
     @property
     def layer(self) -> int | None:
-        """The number of the layer, if the view's name starts with one."""
+        """The number of the layer with which the name of the view starts. None if the name starts with no layer."""
         return layer_of(self.view)
 
     @property
@@ -61,9 +61,9 @@ class Part:
 
 @dataclass(frozen=True)
 class ByteRange:
-    """Bytes ``[start, stop)`` of the storage with one owner and the same writers.
+    """Adjacent bytes ``[start, stop)`` of the storage that have the same owner and the same writers.
 
-    ``owner`` is None for padding, which belongs to no view. ``state`` is one of :data:`~kvviz.show.states.STATES`.
+    ``owner`` is None for padding, which belongs to no view. ``state`` is a key of :data:`~kvviz.show.states.STATES`.
     """
 
     start: int
@@ -85,9 +85,9 @@ class ByteMap:
     """The bytes ``[start, stop)`` of one storage, cut into byte ranges, in order and without gaps.
 
     Attributes:
-        values: the bytes, or None if only the geometry is known.
+        values: the bytes of the window, or None if their values are not known.
         owners, writers: the views of this storage from which the ranges were made.
-        beneath: more views. They count as owner and writer of bytes that ``owners`` and ``writers`` leave out.
+        beneath: more views. They own and write bytes that no view of ``owners`` or ``writers`` has.
         kv_cache_dtype: name of the mode that says how to decode the bytes, or None.
     """
 
@@ -102,9 +102,12 @@ class ByteMap:
     beneath: tuple[View, ...] = ()
 
     def at(self, byte: int) -> ByteRange:
-        """Return the range that holds a byte of the storage. Raises ValueError if the window leaves the byte out."""
+        """Return the range that holds a byte of the storage. Raises ValueError if the byte is outside the window."""
         if not self.start <= byte < self.stop:
-            raise ValueError(f"byte {byte} is outside the map's window [{self.start}, {self.stop})")
+            raise ValueError(
+                f"byte {byte} is outside the map's window [{self.start}, {self.stop}): give a byte of the window, "
+                f"or make a map with another window"
+            )
         return self.ranges[bisect_right(self.ranges, byte, key=lambda stretch: stretch.start) - 1]
 
     def value(self, start: int, size: int) -> bytes | None:
@@ -114,7 +117,7 @@ class ByteMap:
         return self.values[start - self.start : start - self.start + size]
 
     def count(self, state: str) -> int:
-        """Count the bytes in one of :data:`~kvviz.show.states.STATES`."""
+        """Count the bytes in a state. ``state`` is a key of :data:`~kvviz.show.states.STATES`."""
         return sum(stretch.stop - stretch.start for stretch in self.ranges if stretch.state == state)
 
 
@@ -130,17 +133,17 @@ def byte_map(
     """Map a window of one storage.
 
     Args:
-        owners: views of the bytes as they should be.
-        writers: views as they really are in the program. A writer replaces the owner of the same name. An owner
-            without a writer of its name writes its own bytes.
-        window: byte range ``[start, stop)``; default: the whole storage.
-        storage: the storage to map; default: the one that holds all views.
+        owners: views at the places where they should be. They say to which view each byte belongs.
+        writers: views at the places where the program really has them. They say which views write each byte. If no
+            writer has the name of an owner, this owner writes its own bytes.
+        window: byte range ``[start, stop)``. Default: the whole storage.
+        storage: the storage to map. Default: the storage in which all views lie.
         values: all bytes of the storage: ``bytes``, or a uint8 tensor or array with one axis. Only the window is read.
-        kv_cache_dtype: one of ``kvviz.cache.modes.MODES``, to decode the values.
+        kv_cache_dtype: a key of ``kvviz.cache.modes.MODES``. With this mode, renderings of the map can decode values.
 
     Raises:
-        ValueError: no views, views of several storages, a window outside the storage or too large, values that are
-            not the bytes of the storage, or an unknown mode.
+        ValueError: there are no views, the views lie in several storages, the window does not fit into the storage or
+            is too large, ``values`` are not the bytes of the storage, or the mode does not exist.
     """
     if kv_cache_dtype is not None:
         get_mode(kv_cache_dtype)
@@ -177,7 +180,7 @@ def byte_maps(
         values: for each storage name, all bytes of the storage.
 
     Raises:
-        ValueError: no views, or all storages are empty.
+        ValueError: there are no views, or no storage has a byte.
     """
     storages = {view.storage: None for view in (*owners, *writers) if view.storage.nbytes}
     if not storages:
@@ -199,44 +202,55 @@ def byte_maps(
 
 
 def claimed_bytes(view: View, start: int, stop: int) -> np.ndarray:
-    """Return a bool for each byte of ``[start, stop)``: True if the byte belongs to the view. Shape (stop - start,)."""
+    """Return a bool array of shape (stop - start,): True for each byte of ``[start, stop)`` that the view covers."""
     _, cells = _cells_by_byte([view], start, stop)
     return (cells >= 0).any(axis=0)
 
 
 def _checked_window(window: tuple[int, int] | None, storage: Storage) -> tuple[int, int]:
     if not storage.nbytes:
-        raise ValueError(f"{storage.name} has no bytes: there is nothing to map")
+        raise ValueError(f"the storage {storage.name!r} has 0 bytes: map a storage that has bytes")
     try:
         start, stop = map(operator.index, window if window is not None else (0, storage.nbytes))
     except (TypeError, ValueError):
         raise ValueError(f"window must be two integers, (first byte, byte after the last), not {window!r}") from None
-    if not 0 <= start < stop <= storage.nbytes:
-        raise ValueError(f"the window [{start}, {stop}) must lie in {storage.name} of {storage.nbytes} bytes")
+    if stop <= start:
+        raise ValueError(f"the window [{start}, {stop}) is empty: its second number must be larger than the first")
+    if start < 0 or stop > storage.nbytes:
+        raise ValueError(
+            f"the window [{start}, {stop}) is not inside the storage {storage.name!r} of {storage.nbytes} bytes: "
+            f"give numbers from 0 to {storage.nbytes}"
+        )
     if stop - start > MAX_WINDOW_BYTES:
         raise ValueError(
-            f"a window of {stop - start} bytes is too large to map (at most {MAX_WINDOW_BYTES}): give a smaller window"
+            f"a window of {stop - start} bytes is too large: give a window of at most {MAX_WINDOW_BYTES} bytes"
         )
     return start, stop
 
 
 def _one_storage(views: Sequence[View]) -> Storage:
     storages = {view.storage for view in views}
-    if len(storages) != 1:
-        names = ", ".join(sorted(s.name for s in storages)) or "none"
-        raise ValueError(f"a byte map shows one storage, and the {len(views)} views lie in {len(storages)}: {names}")
+    if not storages:
+        raise ValueError("there are 0 views to map: give at least one view")
+    if len(storages) > 1:
+        names = ", ".join(sorted(s.name for s in storages))
+        raise ValueError(
+            f"a byte map shows one storage, but the {len(views)} views lie in {len(storages)} ({names}): "
+            f"call byte_map with storage=..., or call byte_maps"
+        )
     return storages.pop()
 
 
 def _cell_axes(view: View) -> int:
-    """Count the axes that number the cells: all axes but a last one with the name ``byte``."""
+    """Return how many axes number the cells: all axes, except a last axis with the name ``byte``."""
     return len(view.shape) - (view.axes[-1:] == ("byte",))
 
 
 def _cells_by_byte(views: Sequence[View], start: int, stop: int) -> tuple[list[View], np.ndarray]:
-    """Return the views that reach into the window, and an array with one row per view and one column per byte.
+    """Return the views that have bytes in the window, and an int64 array of shape (views, stop - start).
 
-    An element of the array is the flat number of the view's cell that holds the byte, or -1 if none does.
+    For each of these views and each byte, the array has the flat number of the cell that holds the byte. It has -1 if
+    no cell of the view holds the byte.
     """
     found, cells = [], []
     for view in views:
@@ -255,11 +269,12 @@ def _cells_by_byte(views: Sequence[View], start: int, stop: int) -> tuple[list[V
 
 
 def _elements_within(view: View, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the flat numbers of the elements that reach into ``[start, stop)``, ascending, and the first byte of each.
+    """Return the flat numbers of the elements that have bytes in ``[start, stop)``, and the first byte of each element.
 
-    The axes are taken one after the other, the longest step first. Of each axis, only the indices are kept from which
-    the remaining axes can still reach the window. So work and memory grow with the window, not with the view. All
-    elements of an axis with stride 0 lie at the same place; the last index stands for all of them.
+    The flat numbers are in ascending order. The function handles one axis after the other, and begins with the longest
+    step. On each axis, it keeps only the indices from which the remaining axes can still reach the window. So work and
+    memory grow with the window, and not with the view. If an axis has stride 0, all its indices have the same place.
+    The last index then stands for all.
     """
     numbers, firsts = np.zeros(1, np.int64), np.full(1, view.start_of(view.lowest), np.int64)
     axes = _axes_by_step(view)
@@ -279,11 +294,11 @@ def _elements_within(view: View, start: int, stop: int) -> tuple[np.ndarray, np.
 
 
 def _axes_by_step(view: View) -> list[tuple[int, int, int, int]]:
-    """Return ``(step_bytes, size, first_number, number_step)`` of each axis, the longest step first.
+    """Return ``(step_bytes, size, first_number, number_step)`` of each axis, sorted by step, the longest step first.
 
-    Every axis is walked upwards in memory. ``first_number`` is what the lowest place adds to the flat number of an
-    element, and ``number_step`` is what each further place adds. So an axis with a negative stride starts at its last
-    index and counts down. An axis with stride 0 has one place: its last index.
+    Every axis is walked from low to high addresses. The lowest place adds ``first_number`` to the flat number of an
+    element. Each further place adds ``number_step`` more. So an axis with a negative stride starts at its last index,
+    and counts down. An axis with stride 0 has only one place, which has the last index.
     """
     axes, inner = [], view.num_elements
     for size, stride in zip(view.shape, view.stride, strict=True):
@@ -299,13 +314,17 @@ def _axes_by_step(view: View) -> list[tuple[int, int, int, int]]:
 def _check_few(view: View, count: int) -> None:
     if count > MAX_ELEMENTS:
         raise ValueError(
-            f"{view.name}: {count} elements reach into the window, too many to list (at most {MAX_ELEMENTS}): "
+            f"{view.name!r} has {count} elements in the window, more than the limit of {MAX_ELEMENTS}: "
             f"give a smaller window"
         )
 
 
 def _parts(views: Sequence[View], cells: np.ndarray) -> tuple[Part, ...]:
-    """Return the parts that hold one byte; ``cells`` has the number of the cell of each view, or -1."""
+    """Return the parts that hold one byte.
+
+    ``cells`` is an int64 array of shape (views,). For each view it has the flat number of the cell that holds the byte,
+    or -1 if no cell does.
+    """
     parts = []
     for here in np.flatnonzero(cells >= 0).tolist():
         view, cell, index = views[here], int(cells[here]), []
@@ -319,7 +338,7 @@ def _parts(views: Sequence[View], cells: np.ndarray) -> tuple[Part, ...]:
 
 
 def _byte_range(start: int, stop: int, owners: tuple[Part, ...], writers: tuple[Part, ...]) -> ByteRange:
-    """Return the range with its state. If data and scale both own the bytes (there is no tail), data is the owner."""
+    """Return the range with its state. If there are no tails, data and scale own the same bytes: the owner is data."""
     owner = min(owners, key=lambda part: part.role != "data", default=None)
     if len(writers) > 1:
         state = "contested"
@@ -331,7 +350,7 @@ def _byte_range(start: int, stop: int, owners: tuple[Part, ...], writers: tuple[
 
 
 def _bytes_of(values, storage: Storage, start: int, stop: int) -> bytes | None:
-    """Read ``[start, stop)`` of the storage's bytes. Return None if there are none: no values, or a meta tensor."""
+    """Return the bytes ``[start, stop)`` of the storage. Return None if ``values`` is None or a meta tensor."""
     if values is None or getattr(values, "is_meta", False):
         return None
     _check_values(values, storage)
@@ -353,10 +372,12 @@ def _check_values(values, storage: Storage) -> None:
         raise ValueError(f"values must be bytes, or a uint8 tensor or array with one axis, not {found}")
     if len(values) != storage.nbytes:
         raise ValueError(
-            f"values has {len(values)} bytes and {storage.name} has {storage.nbytes}: give all bytes of the storage"
+            f"values has {len(values)} bytes, but the storage {storage.name!r} has {storage.nbytes}: "
+            f"give all bytes of the storage"
         )
     held = values.untyped_storage().nbytes() if hasattr(values, "untyped_storage") else len(values)
     if held < storage.nbytes:
         raise ValueError(
-            f"{storage.name} was freed: {held} of its {storage.nbytes} bytes are left. Map it without values."
+            f"the memory of {storage.name!r} was freed, and now has {held} of {storage.nbytes} bytes: "
+            f"make the map without values"
         )

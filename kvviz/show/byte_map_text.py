@@ -17,7 +17,7 @@ def letter(stretch: ByteRange) -> str:
 def render_text(record: ByteMap, row_bytes: int = 64) -> str:
     """Return the map as rows of letters. A row begins with the offset of its first byte and ends with its label.
 
-    A row that repeats the row before is left out. As in hexdump, a line with ``*`` counts the rows that are left out.
+    A row with the same letters as the row before is left out. A line with ``*`` says how many rows are left out.
     """
     lines = [f"{record.storage.name}: bytes [{record.start}, {record.stop}) of {record.storage.nbytes}"]
     before, skipped = None, 0

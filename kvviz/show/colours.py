@@ -1,26 +1,28 @@
-"""The colours, shades and hatches of every rendering, written down once.
+"""The colours, shades and hatches of every rendering. They are defined only here.
 
 Figures, pictures and HTML use these records in Python. The script of the interactive map gets the same records as data.
-Layers have cool colours and errors have warm ones. Errors are hatched as well, so a greyscale print shows them too.
+Layers have cool colours, and errors have warm colours. Errors also have a hatch, so a greyscale print shows them too.
 """
 
 from dataclasses import asdict, dataclass, replace
 
 HUES = ("#4477AA", "#228833", "#AA3377", "#CCBB44", "#66CCEE")
-"""One colour per layer, from Paul Tol's colour-blind-safe "bright" set. Its red and orange are kept for errors."""
+"""One colour per layer, from Paul Tol's colour-blind-safe "bright" set. Red and orange are not here: they mean errors.
+"""
 
 INK, GREY, WHITE = "#1A1A1A", "#5A5A5A", "#FFFFFF"
 RED, ORANGE = "#CC3311", "#EE7733"
 
 WHITE_TEXT_BELOW = 0.2
-"""Text on a fill is white if the fill's relative luminance is below this share of white, else it is :data:`INK`."""
+"""Text on a fill is white if the relative luminance of the fill (0 to 1) is below this number. Otherwise the text has
+the colour :data:`INK`."""
 
 
 @dataclass(frozen=True)
 class Shade:
-    """The colour of one kind of bytes: ``share`` of a colour, mixed with the colour of the page.
+    """The colour of one kind of bytes: ``colour`` mixed with the background. If it is "", the hue of the layer is used.
 
-    ``colour`` is the hue of the bytes' layer if it is left out.
+    ``share`` (0 to 1) is the part of the colour in the mix.
     """
 
     share: float
@@ -35,7 +37,7 @@ SHADES = {
     "data": Shade(0.55),
     "scale": Shade(1.0),
 }
-"""The shade of bytes that only their owner writes. The last two are for views whose name says neither K nor V."""
+"""The shade of bytes that only their owner writes. The last two shades are for names of views without K and V."""
 
 
 @dataclass(frozen=True)
@@ -45,10 +47,10 @@ class Hatch:
     Attributes:
         kind: ``stripes``, ``crosses`` or ``dots``.
         symbol: the hatch in matplotlib's notation.
-        picture_step: pixels from one line or dot of the picture to the next.
-        canvas_step: the same for the interactive map, in CSS pixels.
-        swatch_angle: the direction of the lines of a legend's swatch, in degrees; dots have no lines there.
-        ink: the colour of the lines on the interactive map, with its opacity, as CSS has it.
+        picture_step: distance of neighbouring lines or dots in a picture, in pixels.
+        canvas_step: distance of neighbouring lines or dots on the interactive map, in CSS pixels.
+        swatch_angle: direction of the lines in a swatch of the legend, in degrees. None: the swatch has no lines.
+        ink: colour and opacity of the lines on the interactive map, in CSS notation.
     """
 
     kind: str
@@ -66,14 +68,18 @@ HATCH_INK = "#3A3A3A"
 """The colour of the lines in pictures and in the swatches of a legend."""
 
 SWATCH_STEP = 4
-"""CSS pixels from one line of a legend's swatch to the next. The line itself takes the last pixel."""
+"""Distance of neighbouring lines in a swatch of the legend, in CSS pixels. Each line is one pixel wide."""
 
 
 @dataclass(frozen=True)
 class Style:
-    """The looks of a rectangle: ``share`` of ``colour`` over white, an edge, a hatch, and the edge's width in points.
+    """How a rectangle looks.
 
-    On a page that is not white, the colour is mixed with the colour of the page instead.
+    Attributes:
+        colour, share: the fill is ``colour`` mixed with the background. ``share`` (0 to 1) is the part of ``colour``.
+        edge: colour of the edge.
+        hatch: pattern over the fill, or None.
+        line: width of the edge in points.
     """
 
     colour: str
@@ -84,7 +90,7 @@ class Style:
 
     @property
     def fill(self) -> str:
-        """The colour on white paper, or ``none``."""
+        """The colour of the fill on a white background, or ``none``."""
         return self.colour if self.share == 1 else tint(self.colour, self.share)
 
 
@@ -101,13 +107,13 @@ def rgb(colour: str) -> tuple[int, int, int]:
 
 
 def tint(colour: str, share: float) -> str:
-    """Return a mix of ``colour`` and white: ``share`` of the colour, and white for the rest."""
+    """Return a mix of ``colour`` and white. ``share`` (0 to 1) is the part of ``colour``."""
     mixed = (1 - share * (1 - part / 255) for part in rgb(colour))
     return "#" + "".join(f"{round(255 * part):02X}" for part in mixed)
 
 
 def luminance(colour: str) -> float:
-    """Return the relative luminance, 0 (black) to 1 (white): the colour's grey on a greyscale print."""
+    """Return the relative luminance of a colour, from 0 (black) to 1 (white). A greyscale print shows this grey."""
     parts = (part / 255 for part in rgb(colour))
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
@@ -118,8 +124,8 @@ def owned(hue: int, role: str, half: str) -> Style:
 
     Args:
         hue: the number of the layer's hue.
-        role: ``scale``; every other role is drawn as data.
-        half: ``K``, ``V`` or nothing.
+        role: role of the view. ``scale`` is drawn as a scale, and every other role is drawn as data.
+        half: ``K``, ``V`` or "".
     """
     kind = "scale" if role == "scale" else "data"
     shade = SHADES.get(f"{half} {kind}", SHADES[kind])
@@ -135,15 +141,15 @@ def ink_on(fill: str) -> str:
 
 
 def thin(style: Style) -> Style:
-    """Return the style for rectangles that are so flat that a full edge would hide them."""
+    """Return the style with a thin edge or no edge, for rectangles that a full edge would cover."""
     return replace(style, line=0.0) if style.edge != INK else replace(style, line=0.3)
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One entry of a legend: swatches side by side, and their meaning.
+    """One entry of a legend: swatches side by side, and the text that explains them.
 
-    ``key`` is what the interactive map highlights on a click: ``hue 2``, or the name of a state.
+    ``key`` says what the interactive map highlights after a click: ``hue 2``, for example, or the name of a state.
     """
 
     styles: tuple[Style, ...]

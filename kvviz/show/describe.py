@@ -1,6 +1,6 @@
 """The texts that every rendering of a byte map shares: legend, counts, alt text, and the tooltip of one byte.
 
-``assets/describe.js`` writes the same tooltips in the browser; a test compares both for every byte.
+``assets/describe.js`` writes the same tooltips in the browser. A test compares both for every byte.
 """
 
 import math
@@ -17,11 +17,14 @@ from kvviz.show.pointing import shows
 from kvviz.show.states import STATES
 
 MOST_WRITERS = 6
-"""Writers of one byte that a tooltip names. The others are counted."""
+"""Limit of the writers of one byte that a tooltip names. Further writers are only counted."""
 
 
 def hue_key(view: str) -> int | str:
-    """Return the layer that a view's name starts with, or else the name. Views with the same key have the same hue."""
+    """Return the number of the layer in the name of a view. If there is none, return the name.
+
+    Views with the same key have the same hue.
+    """
     layer = layer_of(view)
     return view if layer is None else layer
 
@@ -29,7 +32,8 @@ def hue_key(view: str) -> int | str:
 def hues_of(records: Iterable[ByteMap]) -> dict[int | str, int]:
     """Return the number of the hue for each :func:`hue_key`.
 
-    A layer has its own number. Views without a layer get the numbers after the last layer, in order of appearance.
+    The hue of a layer has the number of the layer. Views without a layer get the numbers after the last layer, in the
+    order in which they appear.
     """
     owners = [stretch.owner for record in records for stretch in record.ranges if stretch.owner]
     keys = dict.fromkeys(hue_key(part.view) for part in owners)
@@ -39,13 +43,16 @@ def hues_of(records: Iterable[ByteMap]) -> dict[int | str, int]:
 
 
 def style_of(stretch: ByteRange, hues: Mapping[int | str, int]) -> Style:
-    """Return the style of the range's state, or the owner's style if the state is ``right``."""
+    """Return the style of the state of a range. If the state is ``right``, return the style of the owner."""
     style = STATES[stretch.state].style
     return style or owned(hues[hue_key(stretch.owner.view)], stretch.owner.role, stretch.owner.half)
 
 
 def entries(records: Iterable[ByteMap], hues: Mapping[int | str, int]) -> list[Entry]:
-    """Return the legend: first the hues that occur, with the meaning of their shades, then the states that occur."""
+    """Return the entries of the legend. First come the hues in the maps, then the states in the maps.
+
+    The first entry also explains the shades.
+    """
     ranges = [stretch for record in records for stretch in record.ranges]
     seen = dict.fromkeys(hue_key(stretch.owner.view) for stretch in ranges if stretch.owner)
     shades: dict[int, set[tuple[str, str]]] = {}
@@ -77,7 +84,7 @@ def _names_of(keys: list[int | str]) -> str:
 
 
 def alt_text(named: Mapping[str, ByteMap], finding: Finding | None) -> str:
-    """Return what the maps show, for readers who do not see them: the counts, and the place of the finding."""
+    """Return a text for readers who do not see the maps: the counts of the maps, and the place of the finding."""
     storages = dict.fromkeys(record.storage.name for record in named.values())
     parts = [f"Byte map{'s' * (len(named) > 1)} of {' and '.join(storages)}."]
     for title, record in named.items():
@@ -96,7 +103,7 @@ def _place_of(named: Mapping[str, ByteMap], finding: Finding) -> str:
 
 
 def counts(record: ByteMap) -> str:
-    """Return the number of bytes in each state, in words."""
+    """Return a text with the number of bytes in each state."""
     found = [(n, state.counted) for state in STATES.values() if (n := record.count(state.name))]
     size = record.stop - record.start
     if len(found) == 1:
@@ -105,9 +112,9 @@ def counts(record: ByteMap) -> str:
 
 
 def describe(record: ByteMap, byte: int) -> tuple[str, ...]:
-    """Return the lines of a byte's tooltip: offset and value; owner; writers, if not the owner alone; decoded value.
+    """Return the lines of the tooltip of a byte: its number and value, its owner, its writers, and its decoded value.
 
-    The interactive map shows the same lines, word for word.
+    If only the owner writes the byte, there is no line about writers. The interactive map shows the same lines.
     """
     stretch = record.at(byte)
     value = record.value(byte, 1)
@@ -137,17 +144,20 @@ def _place_in_part(views: tuple[View, ...], part: Part, byte: int) -> str:
 
 
 def span_of(view: View, index: tuple[int, ...]) -> tuple[int, int]:
-    """Return the first byte and the size in bytes of the part at ``index``: an element, or all bytes of a cell."""
+    """Return the first byte and the size in bytes of the part of a view at ``index``.
+
+    The part is one element. If the view has a last axis ``byte``, the part is all elements of this axis.
+    """
     inner = len(view.shape) - len(index)
     first = view.start_of((*index, *[0] * inner))
     return first, view.itemsize * math.prod(view.shape[len(index) :])
 
 
 def decoded(record: ByteMap, stretch: ByteRange, value: int) -> str:
-    """Return the meaning of a byte with this value, as a kernel would read it.
+    """Return what a byte with this value means to a Triton kernel that reads it.
 
-    The answer is "" if the map has no mode, if the mode has no scales in the cache, or if the owner's view does not
-    write the byte. A code or scale that this module cannot decode gets a sentence that says so.
+    Return "" if the map has no mode, if the mode has no scales in the cache, or if the owner does not write the byte.
+    If this module cannot decode the code or the scale, return a sentence that says so.
     """
     part = stretch.owner
     if record.kv_cache_dtype is None or part is None:
@@ -169,7 +179,7 @@ def _decoded_scale(record: ByteMap, mode: Mode, start: int) -> str:
     scale = _scale_at(record, mode, start)
     if scale is None:
         return ""
-    return f"a scale: {number(scale[0])}" + (f", zero-point {scale[1]}" if mode.has_zero_point else "")
+    return f"a scale: {number(scale[0])}" + (f", zero point {scale[1]}" if mode.has_zero_point else "")
 
 
 def _decoded_code(record: ByteMap, mode: Mode, scale_start: int, value: int) -> str:
@@ -177,10 +187,10 @@ def _decoded_code(record: ByteMap, mode: Mode, scale_start: int, value: int) -> 
         return f"a {mode.code} code with a {mode.scale_dtype} scale: this map cannot decode its value"
     scale = _scale_at(record, mode, scale_start)
     if scale is None:
-        return f"its scale is read at byte {scale_start}, whose value is not shown"
+        return f"the scale of this code is read at byte {scale_start}, whose value is not known"
     size, zero = scale
     products = [f"{number(c)} x {number(size)} = {number((c - zero) * size)}" for c in mode.codes_in(value)]
-    notes = [f"codes less the zero-point {zero}"] * mode.has_zero_point + ["rotated"] * mode.rotated
+    notes = [f"codes less the zero point {zero}"] * mode.has_zero_point + ["rotated"] * mode.rotated
     return f"code x scale at byte {scale_start}: {' and '.join(products)}" + (f" ({'; '.join(notes)})" if notes else "")
 
 
@@ -198,7 +208,10 @@ SCALES = {"float32": ("<f", "<I"), "float16": ("<e", "<H")}
 
 
 def _scale_at(record: ByteMap, mode: Mode, start: int) -> tuple[float, int] | None:
-    """Return a scale and its zero-point (0 if the mode has none), or None if a byte of the scale is unknown."""
+    """Return a scale and its zero point. Return None if a byte of the scale is unknown.
+
+    The zero point is 0 if the mode has no zero points.
+    """
     raw = record.value(start, mode.scale_bytes)
     if raw is None:
         return None
@@ -207,7 +220,7 @@ def _scale_at(record: ByteMap, mode: Mode, start: int) -> tuple[float, int] | No
 
 
 def number(value: float) -> str:
-    """Return a number as tooltips show it: whole, with six decimals, or with an exponent if it is far from 1.
+    """Return a number as tooltips show it: as an integer, with six decimals, or with an exponent.
 
     ``number`` in ``assets/describe.js`` returns the same text.
     """
@@ -215,7 +228,7 @@ def number(value: float) -> str:
         return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
     if value == int(value) and abs(value) < 1e6:
         return str(int(value))
-    exact = Decimal(value)  # JavaScript rounds half up, Python's own formats round half to even
+    exact = Decimal(value)  # with a float, Python would round half to even, but JavaScript rounds half up
     if 1e-3 <= abs(value) < 1e6:
         return f"{exact.quantize(Decimal('1e-6'), ROUND_HALF_UP)}"
     digits, exponent = f"{Context(prec=6, rounding=ROUND_HALF_UP).create_decimal(exact):.5e}".split("e")

@@ -1,7 +1,8 @@
 """Explorers: sliders and lists that change a small cache, and show its map, its audit and its sizes in bytes.
 
-An explorer needs a running kernel. Static copies of some positions follow below it: they are plain output, so an
-exported report shows them too. An explorer keeps its last position when the cell is run again.
+An explorer needs a running Jupyter kernel. Below the explorer stand static copies of some positions. A static copy is
+plain output, so an exported report shows it too. If the notebook cell is run again, the explorer keeps its last
+position.
 """
 
 from collections.abc import Mapping
@@ -22,10 +23,10 @@ from kvviz.show.byte_map import byte_maps
 from kvviz.show.live_map import MapView
 
 MOST_MAPS = 4
-"""Storages that an explorer draws. The others are counted."""
+"""Limit of the storages that an explorer draws. Further storages are only counted."""
 
 WINDOW_BYTES = 1 << 14
-"""Bytes of a storage that a map shows at first. The map's script can show all others."""
+"""Number of bytes of a storage that a map shows at first. A reader can move the map to any other byte."""
 
 _LAST: dict[str, "Position"] = {}
 """The last position of each explorer, by the explorer's name."""
@@ -33,10 +34,10 @@ _LAST: dict[str, "Position"] = {}
 
 @dataclass(frozen=True)
 class Position:
-    """One setting of all controls: the fields of :class:`~kvviz.cache.spec.CacheSpec`, and the layout of the cache.
+    """One setting of all controls: the fields of :class:`~kvviz.cache.spec.CacheSpec`, the layout, and two more fields.
 
-    ``carve`` says how the scale views are made, see ``kvviz.cache.scale_views``. ``padding`` is the number of bytes
-    after each page.
+    ``carve`` says how the scale views are made (see ``kvviz.cache.scale_views``). ``padding`` is the number of padding
+    bytes after each page.
     """
 
     num_layers: int = 2
@@ -72,12 +73,15 @@ CHOICES: dict[str, tuple] = {
     "carve": tuple(CARVINGS),
     "padding": (0, 16, 32, 64, 128),
 }
-"""The values of each control. A control with numbers is a slider, a control with words is a list."""
+"""The values of each control. A control with numbers is a slider. A control with words is a list."""
 
 
 @dataclass(frozen=True)
 class Shown:
-    """The maps of a position, its audit (None in modes without scales in the cache), and its sizes in bytes."""
+    """What an explorer shows at one position: the maps, the audit, and the text ``arithmetic`` with sizes in bytes.
+
+    ``audit`` is None in modes without scales in the cache.
+    """
 
     view: MapView
     audit: Audit | None
@@ -85,10 +89,10 @@ class Shown:
 
 
 def look(position: Position) -> Shown:
-    """Return what belongs to a position. The cache is laid out on torch's ``meta`` device, so it takes no memory.
+    """Return the maps, the audit and the sizes of a position. The cache is on torch's ``meta`` device, without memory.
 
     Raises:
-        ValueError: a cache like this cannot exist. The message says what would be right.
+        ValueError: there can be no cache with these sizes. The message says how to correct them.
     """
     spec = position.spec()
     cache = allocate(spec, position.layout, "meta")
@@ -127,13 +131,13 @@ def arithmetic(cache: KVCache, hidden: int = 0) -> str:
 
 
 class Explorer:
-    """Sliders and lists with a map, an audit and sizes, and static copies of some positions below.
+    """Sliders and lists that change a cache, with its maps, audit and sizes. Static copies of positions stand below.
 
     Args:
-        name: under this name the last position is kept. Explorers with the same name share their last position.
+        name: name under which the last position is kept. Explorers with the same name share their last position.
         controls: fields of :class:`Position` that the user can change. All other fields stay as in ``start``.
         start: the first position.
-        positions: titles and positions of the static copies.
+        positions: the static copies: positions by title.
 
     Raises:
         ValueError: an unknown control, or a value in ``start`` that a control does not offer.
@@ -166,7 +170,7 @@ class Explorer:
 
     @property
     def outputs(self) -> tuple[str, str]:
-        """The HTML of the map now (or nothing), and the HTML of the text above the map."""
+        """The HTML of the map, and the HTML of the text above the map. The first is "" if no cache can exist."""
         data = self._out.outputs[0]["data"] if self._out.outputs else {}
         return data.get("text/html", ""), self._summary.value
 
@@ -223,7 +227,7 @@ def _control(name: str, value: object) -> ipywidgets.Widget:
     """Return a slider for numbers, or a list for words."""
     options = CHOICES[name]
     if value not in options:
-        raise ValueError(f"{name} {value!r} cannot be chosen: choose from {', '.join(map(str, options))}")
+        raise ValueError(f"the control {name} has no value {value!r}: choose from {', '.join(map(str, options))}")
     looks = {"description": name, "options": options, "value": value, "style": {"description_width": "initial"}}
     if isinstance(options[0], int):
         return ipywidgets.SelectionSlider(**looks, layout=ipywidgets.Layout(width="260px"))

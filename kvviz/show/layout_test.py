@@ -1,4 +1,4 @@
-"""``assert_layout`` checks a layout in a test suite: it fails with the findings and a map if a claim does not hold.
+"""``assert_layout`` checks a layout in a test suite. If a claim is false, the test fails with the findings and a map.
 
 It accepts ``meta`` tensors, so a machine without a GPU can check a layout of any size.
 """
@@ -15,13 +15,13 @@ from kvviz.show.nearby import ROW_BYTES, map_around
 
 
 def assert_layout(given: Mapping[str, Any] | Sequence[View], claims: Sequence[Claim]) -> None:
-    """Raise an AssertionError if the audit is not clean.
+    """Raise AssertionError if the audit is not clean.
 
-    The text of the AssertionError holds all findings, and a map of the first finding that is an error.
+    The message contains all findings, and a map of the first finding that is an error.
 
     Args:
         given: tensors or arrays by name, or views.
-        claims: what must hold, for example ``[Disjoint(("layer 0 K", "layer 0 V"))]``.
+        claims: claims that must be true, for example ``[Disjoint(("layer 0 K", "layer 0 V"))]``.
     """
     views = views_of(given) if isinstance(given, Mapping) else tuple(given)
     result = audit_views(views, claims)

@@ -1,9 +1,9 @@
-"""Interactive byte maps as one self-contained piece of HTML, made from the same records as the text and the figure.
+"""Makes interactive byte maps: HTML from the same records as the text and the figure. The HTML needs no other file.
 
-The HTML holds a picture. A small script replaces the picture by a canvas; without the script (an untrusted notebook,
-paper) the picture stays. The script gets the shapes and strides of the views and computes the owner and the writers of
-any byte, so the storage may be as large as you like. The HTML needs no network and no ids. All names that a user gives
-are escaped. The same records give the same bytes of HTML.
+The HTML contains a picture. A small script replaces the picture by a canvas. If the script does not run (on paper, or
+in an untrusted notebook), the picture stays. The script gets the shapes and strides of the views, and computes the
+owner and the writers of any byte. So the storage may be very large. The HTML uses no network, and no HTML ids. All
+names that a user gives are escaped. The same records give the same HTML.
 """
 
 import base64
@@ -27,7 +27,7 @@ from kvviz.show.pointing import POINTED, claim_of, shows
 from kvviz.show.rows import checked_row_bytes
 
 MAX_BYTES = 1 << 53
-"""Largest storage. JavaScript's numbers are exact below 2**53."""
+"""A storage must have fewer bytes than this number, because JavaScript's integers are exact only below 2**53."""
 
 SCRIPT = (
     "start.js",
@@ -42,28 +42,29 @@ SCRIPT = (
 """The files of the script, in order. Together they are one function."""
 
 MOST_LETTERS = 160
-"""Letters of a name or title that are shown."""
+"""Longest name or title that is shown, in characters. A longer text is cut."""
 
 Frames = Sequence[tuple[str, bytes]]
-"""The steps of a time lapse, in order: the title of a step, and all bytes of the map's window after the step."""
+"""The steps of a time lapse, in order. A step has a title, and all bytes of the map's window after the step."""
 
 
 class MapView:
-    """Interactive maps for a notebook: the value of a cell. ``html`` and ``text`` are its two renderings.
+    """Interactive maps for a notebook. A notebook shows a MapView that is the value of a notebook cell.
 
-    Maps with the same window and storage size share the pointer, the selection and the zoom.
+    ``html`` and ``text`` are two renderings of the maps. Maps with the same window and storage size share the pointer,
+    the selection and the zoom.
 
     Args:
         maps: one map, or a mapping of titles to maps.
-        row_bytes: bytes per row. With the page size, each row is one page.
+        row_bytes: bytes per row. If it is the page size of the cache, each row is one page.
         finding: a finding to mark on each map that shows its place.
         beside: True puts the maps side by side, except on a narrow screen.
-        frames: a time lapse, for one map only: title and bytes of the window after each step.
+        frames: a time lapse: title and bytes of the window after each step. This is possible only for one map.
         png: True adds a figure for programs that show no HTML. The figure needs matplotlib.
 
     Raises:
-        ValueError: no map, an empty map, frames for several maps, frames of another length than the window, a finding
-            without a place, or a storage of 2**53 bytes or more.
+        ValueError: there is no map, a map is empty, there are frames but several maps, a frame has another length than
+            the window, the finding has no place or a kind without places, or a storage has 2**53 bytes or more.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class MapView:
 
     @property
     def alt_text(self) -> str:
-        """What the maps show, with the counts, for readers who do not see them."""
+        """A text for readers who do not see the maps: the counts of the maps, and the steps of a time lapse."""
         return " ".join([alt_text(self.maps, self.finding), *self._steps()])
 
     @property
@@ -99,12 +100,12 @@ class MapView:
         for (title, _), (_, changes) in zip(self.frames, self._changes, strict=True):
             count = sum(stop - first for first, stop in changes)
             where = f"; the first are bytes [{changes[0][0]}, {changes[0][1]}) of the window" if changes else ""
-            lines.append(f"Then {title}: {count} bytes lie in stretches that changed{where}.")
+            lines.append(f"Then {title}: {count} bytes lie in byte ranges that changed{where}.")
         return lines
 
     @cached_property
     def _changes(self) -> list[tuple[bytes, list[tuple[int, int]]]]:
-        """The bytes after each frame, and the stretches of bytes that the frame changed."""
+        """For each frame, the bytes after the frame, and the byte ranges that the frame changed."""
         if not self.frames:
             return []
         (record,) = self.maps.values()
@@ -113,7 +114,7 @@ class MapView:
 
     @property
     def html(self) -> str:
-        """The maps with their style and script, ready to be put anywhere into a page."""
+        """The maps with their style and script, as HTML that can stand anywhere in a page."""
         hues = self._hues()
         figures = [self._figure(title, record, hues) for title, record in self.maps.items()]
         data = {
@@ -128,7 +129,10 @@ class MapView:
         return f"<style>{_css_colours()}{_asset('map.css')}</style>{body}<script>{script}</script>"
 
     def _hues(self) -> dict[int | str, int]:
-        """Return the numbers of the hues; views that own no byte of the window get one too."""
+        """Return the number of the hue for each :func:`~kvviz.show.describe.hue_key`.
+
+        Views that own no byte of the window get a number too.
+        """
         hues = hues_of(self.maps.values())
         for record in self.maps.values():
             for view in (*record.owners, *record.writers, *record.beneath):
@@ -152,7 +156,10 @@ class MapView:
         )
 
     def _callout(self, record: ByteMap) -> str:
-        """Return the line above a map that shows the finding: who writes the marked bytes, or where they belong."""
+        """Return the line above a map that shows the finding. Return "" if the map does not show it.
+
+        The line says who writes the marked bytes, or where the marked element belongs.
+        """
         if self.finding is None or not shows(record, self.finding):
             return ""
         first, *others = self.finding.example
@@ -217,41 +224,46 @@ def _check(maps: Mapping[str, ByteMap], finding: Finding | None, frames: Frames)
             raise ValueError(f"the map {title!r} has no bytes, [{record.start}, {record.stop}): give a larger window")
         if record.storage.nbytes >= MAX_BYTES:
             raise ValueError(
-                f"{title!r}: a storage of {record.storage.nbytes} bytes is too large for a browser, whose numbers are "
-                f"exact below 2**53"
+                f"the map {title!r} has a storage of {record.storage.nbytes} bytes, but a browser cannot count exactly "
+                f"above {MAX_BYTES - 1}: show this map as a text or a figure"
             )
-    if finding is not None and (finding.kind not in POINTED or not finding.example):
+    if finding is not None and finding.kind not in POINTED:
         raise ValueError(
-            f"a map marks findings of kind {', '.join(POINTED)} that have a place, not this {finding.kind!r}: "
-            f"leave out the argument finding"
+            f"a map cannot mark a finding of kind {finding.kind!r}, but only of kind {', '.join(POINTED)}: "
+            f"call MapView without finding=..."
         )
+    if finding is not None and not finding.example:
+        raise ValueError(f"this finding of kind {finding.kind!r} has no place: call MapView without finding=...")
     if not frames:
         return
     if len(maps) != 1:
-        raise ValueError(f"frames need exactly one map, but {len(maps)} maps are given")
+        raise ValueError(f"frames need exactly one map, but {len(maps)} maps are given: give one map")
     (record,) = maps.values()
     if record.values is None:
-        raise ValueError("frames need a map with values, and this map has none: give byte_map(values=...)")
+        raise ValueError("frames need a map with values, but this map has none: make it with byte_map(..., values=...)")
     for title, after in frames:
         if len(after) != len(record.values):
             raise ValueError(
-                f"frame {title!r} has {len(after)} bytes and the map's window has {len(record.values)}: "
+                f"frame {title!r} has {len(after)} bytes, but the map's window has {len(record.values)}: "
                 f"give all bytes of the window"
             )
 
 
 def _views(record: ByteMap, hues: Mapping) -> dict:
-    """Return the views for the script.
+    """Return the views as data for the script.
 
-    Views of one form (shape, strides and so on) share one entry of ``forms``. A writer that is also an owner is sent as
-    the owner's number.
+    A form is everything about a view except its name, offset, hue and ids. Views with equal forms share one entry of
+    ``forms``. If a writer is also an owner, the list of writers has only the number of this owner.
     """
     forms: dict[str, int] = {}
     everybody = (*record.owners, *record.writers, *record.beneath)
     ids = {name: n for n, name in enumerate(dict.fromkeys(view.name for view in everybody))}
 
     def shown(view: View) -> list:
-        """Return name, form, offset in bytes, hue and id of a view; then layer and id of its scale view, if any."""
+        """Return name, form, offset in bytes, hue, id and layer of a view, and the id of its scale view.
+
+        If the last fields are None, they are left out.
+        """
         form = {
             "role": clipped(view.role),
             "half": half_of(view.name),
@@ -263,7 +275,7 @@ def _views(record: ByteMap, hues: Mapping) -> dict:
         key, number = hue_key(view.name), forms.setdefault(_json(form), len(forms))
         fields = [clipped(view.name), number, view.offset * view.itemsize, hues[key], ids[view.name]]
         fields += [key if isinstance(key, int) else None, ids.get(scale_of(view.name))]
-        while fields[-1] is None:  # leave out nulls at the end: a large cache has hundreds of views
+        while fields[-1] is None:  # this makes the HTML shorter, because a large cache has hundreds of views
             fields.pop()
         return fields
 
@@ -275,10 +287,11 @@ def _views(record: ByteMap, hues: Mapping) -> dict:
 
 
 def _strip(record: ByteMap) -> list[tuple[int, int, int]]:
-    """Return the columns of the overview: bytes owned, bytes written, and a code for the owner of most bytes.
+    """Return three numbers for each column of the strip: bytes owned, bytes written, and a code for its main owner.
 
-    The code is twice the owner's number (-1 for nobody), plus 1 if other owners share the column. A map that shows the
-    whole storage needs no overview: the list is empty.
+    The main owner owns the most bytes of the column. If it has the number n in the list of owners, the code is 2 * n,
+    or 2 * n + 1 if views of other layers share the column. Without an owner, the code is -2. If the map shows the whole
+    storage, it needs no strip, and the list is empty.
     """
     if record.stop - record.start == record.storage.nbytes:
         return []
@@ -288,7 +301,7 @@ def _strip(record: ByteMap) -> list[tuple[int, int, int]]:
 
 
 def _differences(before: bytes, after: bytes, near: int = 4) -> list[tuple[int, int]]:
-    """Return the stretches in which two byte strings differ. Stretches less than ``near`` bytes apart become one."""
+    """Return the byte ranges in which two byte strings differ. Ranges less than ``near`` bytes apart are joined."""
     found: list[list[int]] = []
     for at, (old, new) in enumerate(zip(before, after, strict=True)):
         if old != new:
@@ -308,9 +321,9 @@ def _legend(shown: Sequence[Entry]) -> str:
 
 
 def _css(style: Style) -> str:
-    """Return the background of a swatch: the style's share of its colour, over the colour of the page.
+    """Return the CSS of a swatch: the colour of the style, mixed with the background of the page.
 
-    A browser without ``color-mix`` mixes with white instead.
+    A browser without ``color-mix`` mixes the colour with white.
     """
     if style.hatch and style.hatch.swatch_angle is not None:
         line = f"{style.fill} 0 {SWATCH_STEP - 1}px,{HATCH_INK} {SWATCH_STEP - 1}px {SWATCH_STEP}px"
@@ -322,36 +335,36 @@ def _css(style: Style) -> str:
 
 
 def _css_colours() -> str:
-    """Return the colours that ``map.css`` takes outside JupyterLab, where no theme defines its own."""
+    """Return the colours that ``map.css`` uses outside JupyterLab, where no theme defines colours."""
     return (
         f".kvviz{{--kvviz-default-ink:{colours.INK};--kvviz-default-soft:{colours.GREY};--kvviz-white:{colours.WHITE}}}"
     )
 
 
 def clipped(text: str, most: int = MOST_LETTERS) -> str:
-    """Return a text that cannot change the text around it: control characters are spelled out, long texts are cut."""
+    """Return a text that cannot disturb the text around it. Control characters are escaped, and a long text is cut."""
     plain = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text[: most + 1])
     return plain if len(plain) <= most else f"{plain[:most]}…"
 
 
 def packed(data: bytes) -> str:
-    """Return bytes as text: five letters for four bytes. No letter needs to be escaped in a script."""
+    """Return bytes as text: five characters for four bytes. No character needs to be escaped in a script."""
     return base64.b85encode(data).decode("ascii").translate(SAFE)
 
 
 SAFE = str.maketrans("<>&", ",:.")
-"""Base 85 has three letters that HTML reserves; three letters that base 85 leaves out replace them."""
+"""Three characters of base 85 have a meaning in HTML. They are replaced by characters that base 85 does not use."""
 
 
 def _json(data: dict) -> str:
-    """Return JSON that may stand in a script: it has no ``<`` that could end the script."""
+    """Return JSON that may stand in a script. It contains no ``<``, because ``</script>`` would end the script."""
     text = json.dumps(data, separators=(",", ":"), ensure_ascii=True)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 @cache
 def _asset(name: str) -> str:
-    """Return a file of ``assets/`` without its indentation and without lines that are comments."""
+    """Return the text of a file of ``assets/``, without indentation and without the lines of comments."""
     text = files("kvviz.show").joinpath("assets", name).read_text(encoding="utf-8")
     lines = (line.strip() for line in text.splitlines())
     return "\n".join(line for line in lines if line and not line.startswith("//"))

@@ -1,4 +1,4 @@
-"""Makes a byte map of the few rows around a finding's place, in a storage of any size."""
+"""Makes a byte map of a few rows around the place of a finding. The storage may have any size."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -10,20 +10,21 @@ from kvviz.audit.view import Storage, View
 from kvviz.show.byte_map import ByteMap, ByteRange, byte_map, claimed_bytes
 
 ROW_BYTES, ROWS = 64, 4
-"""Size of such a map: bytes per row, and rows."""
+"""Bytes per row, and number of rows, of a map around a finding."""
 
 MAX_SHOWN = 48
-"""Views that one map shows. Views that the finding names come first."""
+"""Limit of the views that one map shows. Views that the finding names come first."""
 
 
 def map_around(finding: Finding, views: Sequence[View], claims: Sequence[Claim] = (), end: int = 0) -> ByteMap | None:
-    """Return a map of some rows around a place of the finding's example.
+    """Return a map of a few rows around a place in the example of a finding.
 
-    Return None if the example has no such place, if its storage is unknown, or if this kind of finding has no map.
+    Return None if the example has no place ``end``, if the storage is unknown, or if this kind of finding has no map.
 
     Args:
         views, claims: what was audited.
-        end: which place of the example: 0 is the first; 1 is where a misplaced element belongs.
+        end: number of the place in the example. 0 is the first place. For a misplaced element, 1 is the place where the
+            element belongs.
     """
     if len(finding.example) <= end or finding.drawing == NO_MAP:
         return None
@@ -41,14 +42,14 @@ def map_around(finding: Finding, views: Sequence[View], claims: Sequence[Claim] 
 
 
 def _other_owners(views: Sequence[View], claims: Sequence[Claim], shown: Sequence[View]) -> Iterator[View]:
-    """Yield the views that are not shown yet and own bytes, so that the map does not draw their bytes as padding."""
+    """Yield the views that own bytes and are not shown yet. Without them, the map would draw their bytes as padding."""
     places = rightful_places(views, claims)
     names = {view.name for view in shown} | places.references | places.extents
     yield from (view for view in views if view.name not in names)
 
 
 def _with_owner(record: ByteMap, view: View) -> ByteMap:
-    """Return the map with ``view`` as owner and writer of those of its bytes that had no owner and no writer."""
+    """Return the map with one more view, which becomes owner and writer of its bytes that had neither."""
     if view.storage != record.storage or not claimed_bytes(view, record.start, record.stop).any():
         return record
     below = byte_map([view], window=(record.start, record.stop), storage=record.storage)
@@ -65,9 +66,9 @@ def _with_owner(record: ByteMap, view: View) -> ByteMap:
 
 
 def _window(place: Place, storage: Storage | None) -> tuple[Storage, int, int] | None:
-    """Return the storage and the byte range of the rows around a place, cut to the storage.
+    """Return the storage and the window ``[start, stop)`` of the rows around a place. The window ends with the storage.
 
-    If the place lies outside the storage, the range holds the nearest rows.
+    If the place lies outside the storage, the window holds the nearest rows.
     """
     if storage is None or not storage.nbytes:
         return None
@@ -77,7 +78,10 @@ def _window(place: Place, storage: Storage | None) -> tuple[Storage, int, int] |
 
 
 def _shown(finding: Finding, views: Sequence[View], claims: Sequence[Claim]) -> tuple[list[View], list[View]]:
-    """Return owners and writers to show: the views that the finding names, and views claimed disjoint from these."""
+    """Return the owners and the writers to show.
+
+    These are the views that the finding names, and the views that must be disjoint from them.
+    """
     named = {view.name: view for view in views}
     names = [*finding.views, *(place.view for place in finding.example), *(owner for owner, _ in finding.hits)]
     # A map shows a rightful place as the owner with the name of the view that belongs there.

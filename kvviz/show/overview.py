@@ -1,7 +1,7 @@
-"""The overview strip under an interactive map: a whole storage, of any size, in a few hundred columns.
+"""Computes the strip under an interactive map. The strip shows a whole storage, of any size, in 200 columns.
 
-A column has exact counts of its bytes: how many are owned, and how many are written. The counts come from the strides
-of the views, so a storage of 40 GiB costs no more than a small one.
+For each column, the strip knows exactly how many bytes are owned and how many bytes are written. These counts are
+computed from the strides of the views. So a storage of 40 GiB takes no longer than a small storage.
 """
 
 from collections.abc import Sequence
@@ -23,10 +23,11 @@ class Column:
     """Bytes ``[start, stop)`` of a storage.
 
     Attributes:
-        owned: bytes with an owner; a byte with two owners counts twice.
-        written: bytes with a writer, counted alike. If this is more than ``owned``, some bytes are written twice.
-        most: name of the view that owns most of the bytes, or "" if no view owns any.
-        shared: True if views of other layers own at least a fifth as many bytes.
+        owned: number of bytes with an owner. A byte with two owners counts twice.
+        written: number of bytes with a writer. A byte with two writers counts twice. If ``written`` is larger than
+            ``owned``, several views write the same byte.
+        most: name of the view that owns most bytes of the column, or "" if no byte has an owner.
+        shared: True if all views of other layers together own at least a fifth of the bytes that ``most`` owns.
     """
 
     start: int
@@ -38,9 +39,9 @@ class Column:
 
 
 def overview(record: ByteMap, columns: int = COLUMNS) -> tuple[Column, ...]:
-    """Summarise the storage of a map in at most ``columns`` columns.
+    """Divide the storage of a map into at most ``columns`` columns, and count the bytes of each column.
 
-    The answer is empty if the strides of a view are too irregular to count its bytes within the work limit.
+    If the strides of a view are too irregular to count its bytes within the work limit, return an empty tuple.
     """
     size = record.storage.nbytes
     count = min(columns, size)
@@ -61,7 +62,7 @@ def overview(record: ByteMap, columns: int = COLUMNS) -> tuple[Column, ...]:
 
 
 def _by_view(views: Sequence[View], edges: np.ndarray) -> np.ndarray:
-    """Count the bytes of each view between the edges. Shape (views, columns)."""
+    """Count the bytes of each view between neighbouring edges. Return an int64 array of shape (views, columns)."""
     below = [sum((_below(byte_set, edges) for byte_set in byte_sets(view)), np.zeros_like(edges)) for view in views]
     return np.diff(np.asarray(below, np.int64).reshape(len(views), len(edges)), axis=1)
 
@@ -73,8 +74,8 @@ def _below(byte_set: ByteSet, edges: np.ndarray) -> np.ndarray:
 def _pattern_below(p: Pattern, edges: np.ndarray) -> np.ndarray:
     """Count the bytes of a pattern below each edge.
 
-    A pattern is a row of copies, ``step`` bytes apart. Copies that end below the edge count in full. Copies may
-    interlock, so an edge can cut several copies; the bytes of each such copy are counted one copy after the other.
+    A pattern consists of copies that start every ``step`` bytes. A copy that ends below the edge counts in full. A copy
+    can be longer than ``step``, so one edge can cut several copies. Their bytes are counted one copy after the other.
     """
     interlocked = -(-p.span // p.step) if p.count > 1 else 1
     whole = np.clip((edges - p.base - p.span) // p.step + 1, 0, p.count)

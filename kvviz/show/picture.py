@@ -1,4 +1,4 @@
-"""A byte map as a small PNG. It is shown on paper, and wherever the script of the interactive map does not run."""
+"""Draws a byte map as a small PNG, for paper and for places where the script of the interactive map does not run."""
 
 import io
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ WIDTH_PIXELS, ROW_PIXELS, MAX_PIXELS = 1024, 12, 1400
 """Largest width of a picture, and largest heights of a row and of the whole picture, in pixels."""
 
 MIN_ROW_PIXELS, MIN_GAP_PIXELS = 3, 5
-"""Smallest height of a row, and the smallest height of a row that has room for a gap below it, in pixels."""
+"""Smallest height of a row, and smallest height of a row with a gap below it, in pixels."""
 
 CLEAR = 0
 """Palette index of the gaps between rows. This entry is transparent."""
@@ -47,7 +47,10 @@ def picture(record: ByteMap, row_bytes: int, hues: Mapping[int | str, int]) -> t
 
 
 def _codes(record: ByteMap, hues: Mapping[int | str, int]) -> tuple[np.ndarray, list[Style]]:
-    """Return the number of each byte's style, counted from 1, and the styles. Severe states have high numbers."""
+    """Return the number of the style of each byte, and the styles. Numbers start at 1.
+
+    The numbers are a uint8 array of shape (bytes,). A style of a more severe state has a higher number.
+    """
     of_range = [style_of(stretch, hues) for stretch in record.ranges]
     severity = {style: STATES[stretch.state].severity for stretch, style in zip(record.ranges, of_range, strict=True)}
     styles = sorted(severity, key=lambda style: severity[style])
@@ -72,7 +75,7 @@ def _hatched(pixels: np.ndarray, styles: list[Style], height: int) -> np.ndarray
             pixels = np.where((pixels == number) & _lines(style.hatch, x, y), len(styles) + 1, pixels)
     if height >= MIN_GAP_PIXELS:
         pixels[height - 1 :: height] = CLEAR
-        if UNREACHED in styles:  # white on white paper would not be seen: lines above and below
+        if UNREACHED in styles:  # white bytes are invisible on white paper: draw a line above and below them
             white, ink = styles.index(UNREACHED) + 1, len(styles) + 1
             for line in (0, height - 2):
                 pixels[line::height] = np.where(pixels[line::height] == white, ink, pixels[line::height])

@@ -1,4 +1,4 @@
-"""Which findings a map can point at, which of their places it shows, and the sentence beside a frame."""
+"""Decides if a map can point at a finding and at which of its places, and writes the sentence beside a frame."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -11,13 +11,15 @@ POINTED = tuple(name for name, kind in KINDS.items() if kind.can_be_pointed_at)
 """Names of the kinds of findings at which a map can point."""
 
 MOST_NAMES, MAX_NAME = 4, 25
-"""Limits of a sentence on a figure: view names, and characters per name. More would not fit on the figure's width."""
+"""Limits of a sentence on a figure: number of view names, and characters per name. A longer sentence would be wider
+than the figure."""
 
 
 def shows(record: ByteMap, finding: Finding) -> bool:
-    """Return True if a map can point at this finding: its views wrote the map, and a place lies in its window.
+    """Return True if a map can point at this finding.
 
-    A map of the rightful owners, for example, does not show a misplaced element where the element lies.
+    A place of the finding must lie in the window of the map, and the views of the finding must be writers of the map.
+    So a map in which all views are at their rightful places does not point at the place of a misplaced element.
     """
     if record.storage.name != finding.storage or finding.kind not in POINTED:
         return False
@@ -64,8 +66,8 @@ def claim_of(finding: Finding, size: int) -> str:
 def shortened(name: str, common: int = 0) -> str:
     """Return a name of at most :data:`MAX_NAME` characters.
 
-    A longer name loses its first ``common`` characters, which it shares with other names. If this is not enough, it
-    loses its middle.
+    A longer name loses its first ``common`` characters, because other names have the same beginning. If the rest is
+    still too long, the name loses its middle instead.
     """
     if len(name) <= MAX_NAME:
         return name
@@ -74,7 +76,7 @@ def shortened(name: str, common: int = 0) -> str:
 
 
 def _grouped(views: Sequence[str], layers: Counter) -> list[tuple[str, int]]:
-    """Return names with counts. Views that differ only in their layer are counted together."""
+    """Return names and counts. Views that differ only in their layer are counted under one name."""
     found = {}
     for view in views:
         common = _without_layer(view)

@@ -1,4 +1,4 @@
-"""The rows of a drawn byte map: with one page per row, a row gets a label such as ``block 1 · layer 0``."""
+"""Cuts a byte map into rows. If each row is one page, the rows have labels such as ``block 1 · layer 0``."""
 
 import operator
 from collections.abc import Sequence
@@ -17,12 +17,12 @@ class Row:
 
     @property
     def mixed(self) -> bool:
-        """True unless all bytes belong to one block of one layer."""
+        """False if all bytes with an owner belong to one block of one layer. Otherwise True."""
         return len(_blocks_and_layers(self.ranges)) != 1
 
 
 def checked_row_bytes(row_bytes: int) -> int:
-    """Return ``row_bytes`` as a Python integer. Raise ValueError if it is not an integer of at least 1."""
+    """Return ``row_bytes`` as a Python int. Raise ValueError if it is not an integer, or is smaller than 1."""
     try:
         number = operator.index(row_bytes)
     except TypeError:
@@ -33,10 +33,10 @@ def checked_row_bytes(row_bytes: int) -> int:
 
 
 def rows(record: ByteMap, row_bytes: int) -> tuple[Row, ...]:
-    """Cut a map into rows of ``row_bytes``. With the page size, each row is one page.
+    """Cut a map into rows of ``row_bytes`` bytes. If ``row_bytes`` is the page size of the cache, each row is one page.
 
     Raises:
-        ValueError: ``row_bytes`` is not an integer of at least 1.
+        ValueError: ``row_bytes`` is not an integer, or is smaller than 1.
     """
     row_bytes = checked_row_bytes(row_bytes)
     cut: dict[int, list[ByteRange]] = {start: [] for start in range(record.start, record.stop, row_bytes)}
@@ -49,7 +49,10 @@ def rows(record: ByteMap, row_bytes: int) -> tuple[Row, ...]:
 
 
 def _row_label(ranges: Sequence[ByteRange]) -> str:
-    """Return ``block 1 · layer 0``, ``block 0 · layers 0–3`` for a row with several layers, or "" without either."""
+    """Return the label of a row: ``block 1 · layer 0``, or ``block 0 · layers 0–3`` if the row has several layers.
+
+    The label is "" if no owner in the row has a block or a layer.
+    """
     found = _blocks_and_layers(ranges)
     blocks = sorted({block for block, _ in found if block is not None})
     layers = sorted({layer for _, layer in found if layer is not None})
@@ -57,7 +60,7 @@ def _row_label(ranges: Sequence[ByteRange]) -> str:
 
 
 def _blocks_and_layers(ranges: Sequence[ByteRange]) -> set[tuple[int | None, int | None]]:
-    """Return (block, layer) of each owner; None stands for a number that the owner does not have."""
+    """Return (block, layer) of each owner. A number is None if the owner has no block, or no layer."""
     owners = [stretch.owner for stretch in ranges if stretch.owner]
     return {(part.index[0] if part.axes[:1] == ("block",) else None, part.layer) for part in owners} - {(None, None)}
 

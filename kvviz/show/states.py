@@ -1,6 +1,6 @@
-"""What a byte of a map can be: right, contested, misplaced, unreached or unowned. One record says all about a state.
+"""The states of a byte in a map: right, contested, misplaced, unreached or unowned. Each state has one record.
 
-The interactive map gets the records as data, see :func:`for_javascript`.
+The script of the interactive map gets the records as data, see :func:`for_javascript`.
 """
 
 from dataclasses import asdict, dataclass
@@ -15,11 +15,11 @@ class State:
     Attributes:
         name: the word that records and tooltips use.
         severity: if several bytes share one pixel, the pixel shows the state with the highest severity.
-        meaning: the sentence in a legend; "" for ``right``, whose entries name the layers.
-        counted: what follows a number of bytes: "96 contested".
-        letter: the letter in text maps; "" for ``right``, which has the letter of its owner.
-        style: the looks; None for ``right``, whose bytes look like their owner.
-        marks: what may be written on the bytes, the longest first. ``{n}`` is the number of writers.
+        meaning: the sentence in a legend. "" for ``right``, because its entries name the layers.
+        counted: the words after a number of bytes, as in "96 contested".
+        letter: the letter in text maps. "" for ``right``, because the letter then depends on the owner.
+        style: how the bytes look. None for ``right``, because the style then depends on the owner.
+        marks: texts that may be written on the bytes, the longest first. ``{n}`` is the number of writers.
     """
 
     name: str
@@ -66,11 +66,11 @@ _ALL = (
 STATES = {state.name: state for state in _ALL}
 """Every state by name, in the order in which maps count them:
 
-* ``right``: the owner writes these bytes, and nobody else does;
-* ``contested``: two or more writers;
-* ``misplaced``: one writer, who is not the owner;
-* ``unreached``: the bytes have an owner, and nobody writes them;
-* ``unowned``: padding, which nobody owns or writes.
+* ``right``: only the owner writes these bytes.
+* ``contested``: two or more writers write these bytes.
+* ``misplaced``: one writer writes these bytes, but it is not the owner.
+* ``unreached``: these bytes have an owner, but nobody writes them.
+* ``unowned``: these bytes are padding, which nobody owns or writes.
 """
 
 

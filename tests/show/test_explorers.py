@@ -86,7 +86,10 @@ def test_a_misplaced_scale_is_marked():
     ("call", "message"),
     [
         (lambda: Explorer("x", controls=("colour",)), "unknown names: colour. Choose from num_layers"),
-        (lambda: Explorer("x", start=Position(head_size=17)), "head_size 17 cannot be chosen: choose from 8, 16"),
+        (
+            lambda: Explorer("x", start=Position(head_size=17)),
+            "the control head_size has no value 17: choose from 8, 16",
+        ),
     ],
 )
 def test_wrong_arguments_raise(call, message):

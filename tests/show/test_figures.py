@@ -437,12 +437,12 @@ def test_errors_say_what_to_do():
     with pytest.raises(ValueError, match="storage 'elsewhere', but the maps show cache"):
         byte_map_figure.figure(record, row_bytes=160, finding=stray)
     outside = Finding("out_of_bounds", ("x",), "cache", 1, 1, audit.findings[0].example[:1])
-    with pytest.raises(ValueError, match="not 'out_of_bounds': leave out the argument finding"):
+    with pytest.raises(ValueError, match="cannot mark a finding of kind 'out_of_bounds', but only of kind collision"):
         byte_map_figure.figure(record, row_bytes=160, finding=outside)
     with pytest.raises(ValueError, match="packing 'spilt' does not exist.*did you mean 'split'"):
         cell_figure(SPEC, packing="spilt")
     cache = allocate(SPEC, "NHD", "meta")
-    with pytest.raises(ValueError, match="block 4 does not exist, there are 4"):
+    with pytest.raises(ValueError, match="block 4 does not exist: choose one of the blocks 0 to 3 of 'NHD'"):
         buffer_figure(cache, block=4)
     with pytest.raises(ValueError, match="max_layers_shown must be at least 1, not 0"):
         buffer_figure(cache, max_layers_shown=0)
@@ -456,7 +456,7 @@ def test_errors_say_what_to_do():
     assert buffer_figure(cache, width_inches=4) and byte_map_figure.figure(record, row_bytes=160, width_inches=4)
     with pytest.raises(ValueError, match="too many to draw"):
         buffer_figure(allocate(replace(SPEC, num_blocks=20_000), "NHD", "meta"))
-    with pytest.raises(ValueError, match="saved as png or svg, not as 'jpg'"):
+    with pytest.raises(ValueError, match="cannot be saved as 'jpg', but only as png or svg"):
         save(cell_figure(SPEC), "figure.jpg")
 
 

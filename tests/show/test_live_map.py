@@ -218,7 +218,7 @@ def test_layers_that_share_a_colour_are_named():
             lambda m: MapView({"a": m, "b": m}, row_bytes=8, frames=[("x", b"")]),
             "frames need exactly one map, but 2 maps are given",
         ),
-        (lambda m: MapView(m, row_bytes=8, frames=[("x", b"12")]), "frame 'x' has 2 bytes and the map's window has"),
+        (lambda m: MapView(m, row_bytes=8, frames=[("x", b"12")]), "frame 'x' has 2 bytes, but the map's window has"),
     ],
 )
 def test_wrong_arguments_raise(call, message):
@@ -316,8 +316,10 @@ def test_numpy_integers_are_integers():
 def test_a_finding_without_a_place_raises():
     spec, record, result = story()
     finding = next(f for f in result.findings if f.kind == "collision")
-    with pytest.raises(ValueError, match="collision, misplaced, permuted that have a place, not this 'oversized'"):
+    with pytest.raises(ValueError, match="of kind 'oversized', but only of kind collision, misplaced, permuted"):
         MapView(record, row_bytes=64, finding=replace(finding, kind="oversized"))
+    with pytest.raises(ValueError, match="this finding of kind 'collision' has no place"):
+        MapView(record, row_bytes=64, finding=replace(finding, example=()))
 
 
 def test_steps_have_a_sentence_each():
@@ -326,7 +328,7 @@ def test_steps_have_a_sentence_each():
     after[10:14] = bytes(255 - byte for byte in after[10:14])
     view = MapView(record, row_bytes=64, frames=[("layer 0 writes", bytes(after)), ("nobody writes", bytes(after))])
     for text in (view.text, view.alt_text):
-        assert "Then layer 0 writes: 4 bytes lie in stretches that changed; the first are bytes [10, 14)" in text
+        assert "Then layer 0 writes: 4 bytes lie in byte ranges that changed; the first are bytes [10, 14)" in text
         assert "Then nobody writes: 0 bytes" in text
 
 

@@ -1,4 +1,4 @@
-// Small helpers: nodes, events, canvases, and the words that are written on bytes and rows.
+// Small helpers for nodes, events and canvases, and for the texts on bytes and rows.
   function on(node, name, call, options) { node.addEventListener(name, call, options); }
 
   function element(name, className, attributes = {}) {
@@ -8,7 +8,7 @@
     return made;
   }
 
-  // Give a canvas its size in CSS pixels, clear it, and return its context.
+  // Give a canvas its size in CSS pixels, clear the canvas, and return its drawing context.
   function sized(canvas, width, height, ratio) {
     const [w, h] = [Math.round(width * ratio), Math.round(height * ratio)];
     if (canvas.width !== w || canvas.height !== h) { canvas.width = w; canvas.height = h; canvas.style.height = `${height}px`; }
@@ -18,7 +18,7 @@
     return context;
   }
 
-  // Draw with `call`, but only within the columns [x, x + width).
+  // Let `call` draw, but only between the x coordinates x and x + width.
   function within(context, x, width, height, call) {
     context.save();
     context.beginPath(); context.rect(x, 0, width, height); context.clip();
@@ -36,7 +36,7 @@
     for (let power = 1; ; power *= 10) for (const digit of [1, 2, 4, 5, 8]) if (digit * power >= least) return digit * power;
   }
 
-  // Return the label of a row: "block 1 · layer 0", as kvviz.show.rows has it.
+  // Return the label of a row, for example "block 1 · layer 0". kvviz.show.rows makes the same labels.
   function label([blocks, layers]) {
     const span = (word, found) => {
       const all = [...found].sort((p, q) => p - q);
@@ -45,7 +45,7 @@
     return [span("block", blocks), span("layer", layers)].filter(Boolean).join(" · ");
   }
 
-  // Return the longest text that fits on a stretch of bytes; a letter is about 6 pixels wide.
+  // Return the longest text that fits on bytes that are together `wide` pixels wide. A letter is about 6 pixels wide.
   function mark(state, owner, writer, count, wide) {
     const layer = (view) => view && typeof view.key === "number" ? `L${view.key}` : "";
     let texts = DATA.states[state].marks.map((text) => text.replace("{n}", count));

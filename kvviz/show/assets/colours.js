@@ -1,5 +1,6 @@
-// Colours and hatches. They come from kvviz.show.colours and kvviz.show.states as DATA and follow the colour of the page.
-  // Return red, green and blue of a colour as CSS writes it: "#47a", "#4477AA", "rgb(68, 119, 170)", "black".
+// Colours and hatches. They come from kvviz.show.colours and kvviz.show.states, as DATA. They are mixed with the
+// background colour of the page.
+  // Return red, green and blue (0 to 255) of a CSS colour such as "#47a", "#4477AA", "rgb(68, 119, 170)" or "black".
   function rgb(text) {
     const six = /^#(..)(..)(..)$/.exec(text.trim());
     if (six) return six.slice(1).map((part) => parseInt(part, 16));
@@ -15,12 +16,12 @@
     return 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b);
   }
 
-  // Shares of the text colour in lines and labels that should stand back.
+  // Lines and labels that are less important have only this part (0 to 1) of the text colour.
   const SOFT = 0.6, STRIP_WRITTEN = 0.45, STRIP_SHARED = 0.3;
-  // Opacity of bytes that the highlighting leaves out.
+  // Opacity of bytes that are not highlighted while others are.
   const DIMMED = 0.16;
 
-  // Return the colours of the page as it is now.
+  // Return the present colours. They change if the page changes between light and dark.
   function theme() {
     const style = getComputedStyle(root);
     const paper = rgb(style.getPropertyValue("--kvviz-paper")), ink = rgb(style.color);
@@ -38,7 +39,7 @@
     return { paper, ink, owned, ofState, soft: mix(ink, paper, SOFT), textOn };
   }
 
-  // Return the pattern of a hatch, or null without a hatch.
+  // Return the pattern of a hatch. Return null if there is no hatch.
   function pattern(context, hatch, ratio) {
     if (!hatch) return null;
     const tile = element("canvas");

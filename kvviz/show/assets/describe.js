@@ -31,7 +31,7 @@
     return meaning ? [...lines, meaning] : lines;
   }
 
-  // Return the meaning of a byte with this value. `map.mode` is what kvviz.cache.modes.Mode.as_data returns, or null.
+  // Return what a byte with this value means, or "". `map.mode` is null, or what kvviz.cache.modes.Mode.as_data returns.
   function decoded(map, { owner, writers, state }, value) {
     const mode = map.mode;
     if (!mode || !mode.scale_bytes || !owner) return "";
@@ -46,7 +46,7 @@
     const mode = map.mode;
     if (!(mode.scale_dtype in SCALES)) return `a ${mode.scale_dtype} scale: this map cannot decode its value`;
     const scale = scaleAt(map, start);
-    return scale ? `a scale: ${number(scale[0])}${mode.zero_point_mask ? ", zero-point " + scale[1] : ""}` : "";
+    return scale ? `a scale: ${number(scale[0])}${mode.zero_point_mask ? ", zero point " + scale[1] : ""}` : "";
   }
 
   function decodedCode(map, start, value) {
@@ -55,20 +55,21 @@
       return `a ${mode.code} code with a ${mode.scale_dtype} scale: this map cannot decode its value`;
     }
     const scale = scaleAt(map, start);
-    if (!scale) return `its scale is read at byte ${start}, whose value is not shown`;
+    if (!scale) return `the scale of this code is read at byte ${start}, whose value is not known`;
     const [size, zero] = scale;
     const products = codesIn(mode, value).map((c) => `${number(c)} x ${number(size)} = ${number((c - zero) * size)}`);
-    const notes = [mode.zero_point_mask && `codes less the zero-point ${zero}`, mode.rotated && "rotated"].filter(Boolean);
+    const notes = [mode.zero_point_mask && `codes less the zero point ${zero}`, mode.rotated && "rotated"].filter(Boolean);
     return `code x scale at byte ${start}: ${products.join(" and ")}${notes.length ? ` (${notes.join("; ")})` : ""}`;
   }
 
-  // For each dtype of a scale: the functions that return its number and its bits from a DataView.
+  // For each dtype of a scale, two functions that read it from a DataView: as a number, and as its bits.
   const SCALES = {
     float32: [(bytes) => bytes.getFloat32(0, true), (bytes) => bytes.getUint32(0, true)],
     float16: [(bytes) => float16(bytes.getUint16(0, true)), (bytes) => bytes.getUint16(0, true)],
   };
 
-  // Return a scale and its zero-point (0 in a mode without zero-points), or null if a byte of the scale is unknown.
+  // Return a scale and its zero point, which is 0 if the mode has no zero points. Return null if a byte of the scale is
+  // unknown.
   function scaleAt(map, start) {
     const mode = map.mode, bytes = map.bytesAt(start, mode.scale_bytes);
     if (!bytes) return null;
@@ -76,20 +77,22 @@
     return [size, bits & mode.zero_point_mask];
   }
 
-  // Return the numbers that the codes in one byte stand for; with two codes, the low four bits first. JSON has no NaN.
+  // Return the number that each code in a byte stands for. If a byte has two codes, the code in the low four bits comes
+  // first. JSON has no NaN, so null in `mode.values` stands for NaN.
   function codesIn(mode, byte) {
     const codes = mode.codes_per_byte === 1 ? [byte] : [byte & 15, byte >> 4];
     return codes.map((code) => mode.values[code] ?? NaN);
   }
 
-  // Return the number of a float16: sign, 5 bits of exponent with bias 15, 10 bits of mantissa.
+  // Return the number that the bits of a float16 stand for: 1 bit of sign, 5 bits of exponent with bias 15, and 10 bits
+  // of mantissa.
   function float16(bits) {
     const exponent = (bits >> 10) & 31, mantissa = bits & 1023, sign = bits >> 15 ? -1 : 1;
     if (exponent === 31) return mantissa ? NaN : sign * Infinity;
     return sign * (exponent ? 1024 + mantissa : mantissa) * 2 ** (Math.max(exponent, 1) - 25);
   }
 
-  // The number format of tooltips: kvviz.show.describe.number returns the same text.
+  // Return a number as tooltips show it. kvviz.show.describe.number returns the same text.
   function number(x) {
     if (Number.isNaN(x)) return "nan";
     if (!Number.isFinite(x)) return x > 0 ? "inf" : "-inf";

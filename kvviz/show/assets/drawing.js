@@ -1,12 +1,12 @@
-// The drawing of one map: sizes, rows, outlines and arrows, and the strip of the whole storage.
-  // Everywhere below, `f` is the result of sizes(), and `w` the result of paint() for the visible bytes.
-  // Heights in CSS pixels: of the whole map at most, of a row at most and at least, and of the strip.
+// Draws one map: rows, outlines and arrows, and the strip of the whole storage.
+  // In this file, `f` is the result of sizes(), and `w` is the result of paint() for the visible bytes.
+  // Heights in CSS pixels: largest height of a map, largest and smallest height of a row, and height of the strip.
   const MOST_HEIGHT = 420, MOST_ROW = 24, LEAST_ROW = 3, STRIP = 26;
-  // From this width on, there is room for the labels of the rows.
+  // A map of at least WIDE CSS pixels has room for the labels of rows. The labels then take ROW_LABEL CSS pixels.
   const WIDE = 640, ROW_LABEL = 118;
-  // A byte may become 40 pixels wide, and shows its value from 17 pixels on.
+  // Largest width of a byte, and smallest width at which a byte shows its value, in CSS pixels.
   const WIDEST_BYTE = 40, VALUE_WIDTH = 17;
-  // Arrows that are drawn for one byte.
+  // Limit of the arrows that are drawn for one byte.
   const MOST_ARROWS = 12;
 
   // Return the byte of [i, stop) that has the most severe state.
@@ -16,7 +16,7 @@
   }
 
   class Drawing {
-    // Return the sizes of the drawing for the present width and zoom, in CSS pixels.
+    // Return the sizes of the drawing for the present width and zoom. Lengths are in CSS pixels.
     sizes() {
       const width = this.stage.clientWidth, right = width >= WIDE ? ROW_LABEL : 6;
       const inner = Math.max(width - LEFT - right, 40);
@@ -31,7 +31,7 @@
       return { width, inner, height, rowHeight, base, px, columns, rows: Math.min(Math.ceil(height / rowHeight), most) };
     }
 
-    // Keep the visible part within the storage.
+    // Move the visible part back into the storage, if it lies outside, and return the sizes.
     clamp() {
       const f = this.sizes(), look = this.look;
       look.left = Math.max(0, Math.min(look.left, this.row - f.columns));
@@ -40,10 +40,10 @@
       return f;
     }
 
-    // Return the first byte of a row; row 0 begins at byte `anchor`.
+    // Return the first byte of a row. Row 0 begins at byte `anchor`.
     rowStart(row) { return this.anchor + row * this.row; }
 
-    // Return the painted bytes of the visible rows.
+    // Return the result of paint() for the visible rows.
     window(f) {
       const a = Math.max(0, this.rowStart(this.look.top)), b = Math.min(this.nbytes, this.rowStart(this.look.top + f.rows));
       if (!this.painted || this.painted.a !== a || this.painted.b !== b) this.painted = paint(this, a, b);
@@ -66,7 +66,7 @@
       return byte >= 0 && byte < this.nbytes ? byte : null;
     }
 
-    // Draw rows, axis and strip on a sheet, then copy the sheet to the canvas.
+    // Draw rows and axis on an invisible canvas, the sheet, and copy the sheet to the canvas. Draw the strip.
     draw() {
       if (!this.stage.clientWidth) return;
       const f = this.clamp(), ratio = devicePixelRatio || 1, colours = theme();
@@ -93,7 +93,7 @@
       within(context, LEFT - 2, f.inner + 4, f.height, () => this.drawPointers(context, f, colours));
     }
 
-    // Draw one row: neighbouring bytes with the same owner, writers and state are one stretch.
+    // Draw one row. Neighbouring bytes with the same owner, writers and state are drawn as one rectangle.
     drawRow(context, f, w, row, colours, patterns) {
       const start = this.rowStart(this.look.top + row), y = row * f.rowHeight, gap = f.rowHeight > 7 ? 1 : 0;
       if (start >= this.nbytes || y >= f.height) return;
@@ -136,7 +136,7 @@
       }
     }
 
-    // Draw bytes of one row that have the same owner, writers and state: the columns [from, to).
+    // Draw the columns [from, to) of one row. Their bytes have the same owner, writers and state.
     drawStretch(context, f, w, start, from, to, y, gap, colours, patterns, withValues) {
       const first = start + from - w.a;
       const i = worst(w, first, Math.min(start + to - w.a, first + Math.ceil(1 / f.px)));
@@ -194,7 +194,8 @@
       }
     }
 
-    // Draw outlines around the marked and the chosen bytes, and arrows from where a writer belongs to where it writes.
+    // Draw outlines around the bytes of the finding, the selected byte and the byte under the pointer. For each misplaced
+    // writer, draw an arrow from the place where it belongs to the place where it writes.
     drawPointers(context, f, colours) {
       const arrows = [];
       if (this.finding) {
@@ -217,7 +218,7 @@
       for (const [from, to, start, end] of arrows) this.arrow(context, f, from, to, start, end, colours);
     }
 
-    // Draw a frame around `size` bytes, in each row that they reach.
+    // Draw a frame around `size` bytes. If the bytes reach into several rows, draw one frame per row.
     outline(context, f, byte, size, colours, line) {
       for (let at = byte; at < byte + size;) {
         const row = Math.floor((at - this.anchor) / this.row), end = Math.min(byte + size, this.rowStart(row + 1));
@@ -232,7 +233,8 @@
       }
     }
 
-    // Draw an arrow between two bytes, with a word at each end. If one end is out of sight, write its offset instead.
+    // Draw an arrow between two bytes, with a word at each end. If one of the bytes is not visible, write the offset of
+    // this byte instead.
     arrow(context, f, from, to, start, end, colours) {
       const point = (byte) => {
         const at = this.where(byte);
@@ -268,7 +270,8 @@
       context.fillStyle = css(colours.ink); context.textAlign = "left"; context.fillText(text, x + 3, at.y);
     }
 
-    // Draw the strip of the whole storage: above, the owner of most bytes of each column; below, the written bytes.
+    // Draw the strip of the whole storage. For each column, the upper bar shows the owner of most bytes. The lower bar is
+    // high if many bytes are written.
     drawStrip(f, ratio, colours) {
       const context = sized(this.stripCanvas, f.width, STRIP, ratio);
       const x = (byte) => LEFT + (byte / this.nbytes) * f.inner;
@@ -291,7 +294,7 @@
       context.strokeRect(a - 1, 1, Math.max(b - a + 2, 3), STRIP - 2);
     }
 
-    // Return the tooltip of the strip.
+    // Return the tooltip of the column of the strip that holds this byte.
     stripText(byte) {
       const n = this.strip.findIndex((_, column) => byte < this.columnOf(column)[1]);
       const [owned, written, most] = this.strip[n], [start, stop] = this.columnOf(n);

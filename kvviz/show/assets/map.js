@@ -1,8 +1,8 @@
-// One interactive map: its state, its controls, and its answers to mouse, keyboard and finger.
+// One interactive map: its state, its controls, and its reactions to mouse, keyboard and touch.
   const ZOOM_STEP = 1.6;
   const HELP = "Point at a byte, tap it, or use the arrow keys. Plus, minus and the wheel zoom; dragging moves the map.";
-  const STRIP_HELP = "The strip shows the whole storage. Above: the owner of most bytes (grey: several layers). "
-    + "Below: red if more bytes are written than owned. Click the strip to go there.";
+  const STRIP_HELP = "The strip shows the whole storage. The upper bars show the owner of most bytes (grey: several layers). "
+    + "The lower bars are red if more bytes are written than owned. Click the strip to move the map to a place.";
   class ByteMap extends Drawing {
     constructor(data, node, group) {
       super();
@@ -30,7 +30,7 @@
       return plane && byte >= this.start && byte < this.stop ? plane[byte - this.start] : null;
     }
 
-    // Return `size` bytes from `at` on, or null if some of the bytes are not known.
+    // Return `size` bytes that begin at byte `at`, or null if some of these bytes are not known.
     bytesAt(at, size) {
       const plane = this.planes[this.frame];
       if (!plane || at < this.start || at + size > this.stop) return null;
@@ -57,7 +57,7 @@
       this.summary = element("div", "kvviz-selected kvviz-live", { "aria-live": "polite" });
       this.node.append(this.bar(), this.summary);
       this.legend();
-      // Answers for tests.
+      // Functions for tests.
       this.canvas.kvviz = { describe: (byte) => describe(this, byte), state: (byte) => STATES[ownershipAt(this, byte).state],
         painted: (a, b) => Array.from(paint(this, a, b).state, (s) => STATES[s]), where: (byte) => this.where(byte),
         look: () => ({ ...this.look }), selected: () => this.selected, lit: () => this.lit };
@@ -116,7 +116,7 @@
       return box;
     }
 
-    // Turn the entries of the legend into buttons that highlight.
+    // Turn the entries of the legend into buttons. A click on a button highlights the bytes of the entry.
     legend() {
       this.node.querySelectorAll(".kvviz-legend li").forEach((item) => {
         const what = item.dataset.kvviz;
@@ -128,7 +128,8 @@
       });
     }
 
-    // Dim all bytes but those of one state or hue, on all maps that share their zoom. Null ends the highlighting.
+    // Highlight the bytes of one state or hue, on all maps that share the zoom. All other bytes are dimmed. If `key` is
+    // null, nothing is highlighted any more.
     highlight(key, what) {
       for (const map of this.group) {
         map.lit = key;
@@ -146,7 +147,7 @@
       return this.touched ? this.touched[i] : state === RIGHT && owner && owner.hue % DATA.colours.hues.length === this.lit.hues;
     }
 
-    // Return 1 for each byte of [a, b) that a layer (or a view without a layer) owns or writes.
+    // Return an array with 1 for each byte of [a, b) that a view of this hue owns or writes, and 0 for all other bytes.
     touchedBy({ a, b }, hue) {
       const marks = new Uint8Array(b - a), views = new Set([...this.everybody, ...this.writers]);
       const fill = (view) => (at) => marks.fill(1, Math.max(at - a, 0), Math.max(at + view.width - a, 0));
@@ -156,8 +157,8 @@
 
     listen() {
       const canvas = this.canvas;
-      // The wheel zooms only if the pointer has moved over the map since the last scroll of the page. So a page that is
-      // scrolled past a map goes on scrolling.
+      // The wheel zooms only if the pointer has moved over the map since the last scroll of the page. So if a reader
+      // scrolls the page and a map comes under the pointer, the page goes on scrolling.
       let down = null, moved = false, scrolled = -999, engaged = false;
       on(window, "wheel", () => { if (!engaged) scrolled = performance.now(); }, { passive: true, capture: true, signal: gone.signal });
       on(canvas, "pointermove", (event) => {
@@ -198,7 +199,7 @@
         event.preventDefault();
         this.point(this.byteAt(x, y), x, y);
       }, { passive: false });
-      on(this.node, "keydown", (event) => {  // keep Enter and arrows of a control from the notebook
+      on(this.node, "keydown", (event) => {  // the notebook must not react to keys that a control uses
         if (event.ctrlKey || event.metaKey || event.altKey) return;
         if (event.target === canvas) this.key(event);
         else if (!event.shiftKey) event.stopPropagation();
@@ -222,7 +223,7 @@
       event.stopPropagation();
     }
 
-    // Show the tooltip of a byte under the pointer, here and on the maps that share the pointer.
+    // Show the tooltip of the byte under the pointer, on this map and on the maps that share the pointer.
     point(byte, x = 0, y = 0) {
       for (const map of this.group) {
         const twin = map === this ? null : byte !== null && byte < map.nbytes ? byte : null;
@@ -272,7 +273,8 @@
       on(this.stripCanvas, "pointerleave", () => { this.tip.style.display = "none"; });
     }
 
-    // Zoom about a place of the canvas; default: about the selected byte, or the upper left corner.
+    // Zoom and keep a place of the canvas fixed. Without a place, keep the selected byte fixed if it is visible, and
+    // otherwise the upper left corner.
     zoomBy(factor, x = null, y = null) {
       const f = this.sizes(), look = this.look, at = this.selected === null ? null : this.where(this.selected);
       if (x === null) { x = at && at.shown ? at.x : LEFT; y = at && at.shown ? at.y : 0; }
@@ -297,19 +299,19 @@
       this.share();
     }
 
-    // Draw all maps that share the zoom.
+    // Give the zoom of this map to all maps that share it, and draw these maps.
     share() {
       this.clamp();
       for (const map of this.group) { if (map !== this) map.look = { ...this.look }; map.draw(); }
     }
 
-    // Show the tooltip of the selected byte below the map; a screen reader reads it.
+    // Show the text of the selected byte below the map. A screen reader reads this text.
     showSelected() {
       this.summary.textContent = this.selected === null ? HELP : describe(this, this.selected).join("\n");
     }
   }
 
-  // Aborted when the output is gone: this removes the listeners outside the map.
+  // `gone` is aborted after the output was removed from the page. This removes the listeners outside the map.
   const gone = new AbortController();
   let away = 0;
   const windows = {}, every = [];
@@ -318,14 +320,14 @@
     group.push(new ByteMap(m, node, group));
     every.push(group[group.length - 1]);
   });
-  // JupyterLab hides its page while a theme changes, and a hidden map cannot be drawn. So draw at the next frame.
+  // JupyterLab hides its page while a theme changes. A hidden map cannot be drawn. So wait for the next animation frame.
   const redraw = () => requestAnimationFrame(() => every.forEach((map) => map.draw()));
   const themes = new MutationObserver(redraw);
   for (const node of [document.documentElement, document.body]) {
     themes.observe(node, { attributes: true, attributeFilter: ["data-jp-theme-light", "data-theme", "class"] });
   }
   on(matchMedia("(prefers-color-scheme: dark)"), "change", redraw, { signal: gone.signal });
-  // A notebook may take an output away and put it back. After 30 checks (5 minutes) without the output, stop listening.
+  // A notebook may remove an output and put it back later. If 30 checks in 5 minutes do not find the output, stop.
   const watch = setInterval(() => {
     if (root.isConnected || ++away < 30) { away = root.isConnected ? 0 : away; return; }
     clearInterval(watch); gone.abort(); themes.disconnect();

@@ -1,4 +1,4 @@
-// Bytes that were packed as text by kvviz.show.live_map.packed: five digits of base 85 hold four bytes.
+// Unpacks bytes that kvviz.show.live_map.packed has packed as text. Five digits of base 85 hold four bytes.
   const DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%.()*+-;,=:?@^_`{|}~";
   function unpacked(text) {
     const size = text.length - Math.ceil(text.length / 5), bytes = new Uint8Array(size + 4);
@@ -10,7 +10,7 @@
     return bytes.slice(0, size);
   }
 
-  // Return a copy of the bytes with the changes of one step.
+  // Return a copy of the bytes with the changes of one step of a time lapse.
   function changed(bytes, changes) {
     const next = bytes.slice();
     for (const [at, text] of changes) next.set(unpacked(text), at);

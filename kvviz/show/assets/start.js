@@ -1,13 +1,13 @@
-// The interactive map. It gets views (shape, stride, offset) and computes the owner and the writers of any byte of a
-// storage of any size. Its tooltips have the same words as kvviz.show.describe.describe. It uses no ids, no global
-// variables and no network. All files are one function, in this order: start, packing, views, describe, colours,
-// canvas, drawing, map. kvviz.show.live_map puts the data in.
+// The script of the interactive map. It gets views (shape, stride, offset), and computes the owner and the writers of any
+// byte. The storage may have any size. The tooltips have the same words as kvviz.show.describe.describe. The script uses
+// no HTML ids, no global variables and no network. All files together are one function. Their order is: start, packing,
+// views, describe, colours, canvas, drawing, map. kvviz.show.live_map joins the files and puts the data in.
 (function () {
   const script = document.currentScript;
   const root = script && script.previousElementSibling;
   if (!root || !root.classList.contains("kvviz") || root.kvviz) return;
   root.kvviz = root.dataset.kvvizLive = "1";
-  // A page that a browser saved also has the nodes that this script added before. Remove them and start anew.
+  // If a browser saved this page, the page still contains nodes that the script added then. Remove these nodes.
   root.querySelectorAll(".kvviz-live").forEach((node) => node.remove());
   root.querySelectorAll("button").forEach((node) => node.replaceWith(...node.childNodes));
   const DATA = "@DATA@";
@@ -15,7 +15,8 @@
   const [RIGHT, CONTESTED, MISPLACED, UNREACHED, UNOWNED] =
     ["right", "contested", "misplaced", "unreached", "unowned"].map((name) => STATES.indexOf(name));
   const SEVERITY = DATA.states.map((state) => state.severity);
-  // CSS pixels left of the bytes (row offsets) and below the bytes (column numbers).
+  // LEFT is the room left of the bytes for row offsets. AXIS is the room below the bytes for column numbers. Both are in
+  // CSS pixels.
   const LEFT = 66, AXIS = 16;
-  // Most bytes that are painted at once. 2 MiB take about 0.1 s.
+  // Limit of the bytes that are computed at once. 2 MiB take about 0.1 s.
   const MOST_BYTES = 1 << 21;

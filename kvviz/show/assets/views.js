@@ -1,6 +1,7 @@
-// Views and bytes: compute the owner and the writers of any byte from shape, stride and offset.
-  // Add to a view what `visit` needs: its axes with the longest step first, and the width in bytes of one cell.
-  // A last axis with the name "byte" runs inside a cell. A negative step is walked upwards from its low end.
+// Computes the owner and the writers of any byte from the shapes, strides and offsets of the views.
+  // Add to a view what `visit` needs: the axes, sorted by step with the longest step first, and the width of one cell in
+  // bytes. If the last axis has the name "byte", it lies inside a cell. An axis with a negative step is walked from its
+  // lowest address upwards.
   function prepared([name, form, offset, hue, who, layer, scale], forms) {
     const v = { ...forms[form], name, offset, hue, who, scale };
     const inner = v.axes.length && v.axes[v.axes.length - 1] === "byte" ? 1 : 0;
@@ -24,8 +25,9 @@
     return Object.assign(v, { kind, cells, outer, inner, width, low, number, dims, reach, empty, key });
   }
 
-  // Call `call(first byte, cell number)` for every cell, or piece of a cell, that reaches into [a, b).
-  // On each axis, only the indices are visited from which the remaining axes can still reach [a, b).
+  // Call `call(first byte, cell number)` for every cell that has bytes in [a, b). If the bytes of a cell are not adjacent,
+  // call it for each piece of the cell. On each axis, only indices are visited from which the remaining axes can still
+  // reach [a, b).
   function visit(v, a, b, call, k = 0, at = v.low, number = v.number) {
     if (v.empty) return;
     if (k === v.dims.length) { if (at < b && at + v.width > a) call(at, number); return; }
@@ -56,7 +58,8 @@
   }
   function same(p, q) { return !!p && !!q && agree(p.view, p.number, q.view, q.number); }
 
-  // Return the cell of each view that holds the byte. If a view has several, the one with the highest number counts.
+  // For each view, return the cell that holds the byte. If several cells of a view hold the byte, return the cell with
+  // the highest number. If no cell holds it, the view is left out.
   function partsAt(views, byte) {
     const found = [];
     for (const view of views) {
@@ -67,7 +70,8 @@
     return found;
   }
 
-  // Return arrays for the bytes [a, b): state, number of writers, and the numbers of first writer and owner.
+  // Return arrays with one number for each byte of [a, b): state, count of writers, first writer and its cell, owner and
+  // its cell. A writer or an owner is -1 if there is none.
   function paint(map, a, b) {
     const n = b - a;
     const count = new Uint16Array(n), last = new Int16Array(n).fill(-1), right = new Uint8Array(n);

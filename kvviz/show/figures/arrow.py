@@ -1,4 +1,7 @@
-"""Marks a finding on a figure: an arrow from the rightful place of a scale to its actual place, or who writes there."""
+"""Marks a finding on a figure. An arrow leads from the place where an element belongs to the place where it lies.
+
+If several views share bytes, a frame marks the bytes instead, and a sentence says who writes them.
+"""
 
 from collections.abc import Sequence
 
@@ -14,17 +17,17 @@ from kvviz.show.figures.canvas import BODY, Box, draw_boxes, text_inches
 from kvviz.show.pointing import claim_of, inside
 
 BELONGS, LIES = "belongs here", "lies here"
-"""The words at the start and at the end of an arrow."""
+"""The words at the start of an arrow, and at its end."""
 
 HALO = [withStroke(linewidth=4, foreground="white")]
 SWING_INCHES = 0.34
-"""Width of the bend of an arrow between two places of one column, in inches."""
+"""How far an arrow between two places of the same column bends to the side, in inches."""
 
 
 def point(ax: Axes, record: ByteMap, row_bytes: int, finding: Finding, per_inch: tuple[float, float]) -> list[Box]:
-    """Draw the mark of a finding. Return the boxes that other texts must leave free.
+    """Draw the mark of a finding. Return the boxes that other texts must not cover.
 
-    ``per_inch`` is the number of bytes and of rows per inch.
+    ``per_inch`` has two numbers: bytes per inch (horizontally), and rows per inch (vertically).
     """
     if finding.drawing == FRAME:
         stretch = record.at(finding.example[0].start_bytes)
@@ -45,7 +48,7 @@ def point(ax: Axes, record: ByteMap, row_bytes: int, finding: Finding, per_inch:
 
 
 def box_of(record: ByteMap, row_bytes: int, start: int, stop: int) -> Box:
-    """Return the box of bytes ``[start, stop)``, cut at the end of the row in which the bytes start."""
+    """Return the box of bytes ``[start, stop)``. The box ends with the row in which the bytes start."""
     row, left = divmod(start - record.start, row_bytes)
     return (left, min(left + stop - start, row_bytes), row, row + 1)
 
@@ -69,9 +72,10 @@ def _arrow(ax: Axes, rightful: Box, actual: Box, row_bytes: int, per_inch: tuple
 
 
 def bend(rightful: Box, actual: Box, row_bytes: int, swing: float) -> list[tuple[float, float]]:
-    """Return the four Bézier points of the arrow.
+    """Return the four Bézier points of the arrow from ``rightful`` to ``actual``.
 
-    The arrow joins the sides that face each other. If one box is above the other, it bends around them.
+    The arrow joins the two sides of the boxes that face each other. If one box is above the other, the arrow joins two
+    right sides or two left sides.
     """
     y_from, y_to = (rightful[2] + rightful[3]) / 2, (actual[2] + actual[3]) / 2
     if rightful[1] <= actual[0]:
@@ -95,7 +99,10 @@ def _on_curve(corners: list[tuple[float, float]], t: float) -> tuple[float, floa
 def _label(
     ax: Axes, box: Box, word: str, taken: Sequence[Box], limits: tuple[int, int], per_inch: tuple[float, float]
 ) -> Box:
-    """Write a word next to a place, within ``limits`` (bytes and rows) and away from the boxes in ``taken``."""
+    """Write a word next to ``box`` and return the box of the word.
+
+    The word lies within ``limits`` (bytes per row, number of rows) and covers no box of ``taken``, if this is possible.
+    """
     need, away = (text_inches(word, BODY, bold=True) + 0.06) * per_inch[0], 0.06 * per_inch[0]
     tall = max(0.9, 0.16 * per_inch[1])
     spots = _spots(box, need, tall, away, SWING_INCHES * per_inch[0])
@@ -106,7 +113,10 @@ def _label(
 
 
 def _spots(box: Box, need: float, tall: float, away: float, far: float) -> list[Box]:
-    """Return places for a word of size ``need`` x ``tall``: left, right, further out, below or above ``box``."""
+    """Return possible places for a word beside, below and above ``box``, the best place first.
+
+    The word is ``need`` bytes wide and ``tall`` rows high.
+    """
     middle, centre = (box[2] + box[3]) / 2, (box[0] + box[1]) / 2
     lefts = [box[0] - away - need, box[1] + away, box[1] + away + far, box[0] - away - need - far]
     sideways = [(left, left + need, middle - tall / 2, middle + tall / 2) for left in lefts]
@@ -116,7 +126,7 @@ def _spots(box: Box, need: float, tall: float, away: float, far: float) -> list[
 
 
 def _callout(ax: Axes, box: Box, text: str, row_bytes: int, per_inch: tuple[float, float]) -> list[Box]:
-    """Write a sentence above the first row, and draw an arrow down to the place."""
+    """Write a sentence above the first row, and draw an arrow from the sentence down to ``box``."""
     middle = (box[0] + box[1]) / 2
     width = text_inches(text, BODY, bold=True) * per_inch[0]
     left = min(max(0.0, middle - 0.3 * per_inch[0]), max(0.0, row_bytes - width))

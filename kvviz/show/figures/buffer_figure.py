@@ -1,7 +1,7 @@
-"""The figure of whole buffers, all to one scale: the place of every block of every layer, and the pieces of a block.
+"""Draws whole buffers, all to the same scale: the place of every block of every layer, and the pieces of one block.
 
-The places come from the strides of the cache's tensors, which may be on torch's ``meta`` device. So the figure shows
-what is allocated, and does not rely on the name of the layout.
+The places come from the strides of the tensors of the cache, and not from the name of the layout. So the figure shows
+what is really allocated. The tensors may be on torch's ``meta`` device.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,10 +32,11 @@ WIDTH, MARGIN, RIGHT = 11.0, 0.12, 0.75
 STRIP_INCHES, BRACKET_INCHES, STRIP_GAP = 0.28, 0.2, 0.08
 HEAD_INCHES, TICKS_INCHES = 0.24, 0.34
 MAX_STRETCHES = 50_000
-"""Most stretches of bytes that the layers of a cache may have in a figure. More would be narrower than a pixel."""
+"""Limit of the byte ranges that all layers of a cache have in a figure. With more, a byte range would be narrower than
+a pixel."""
 
 MOST_EDGES = 400
-"""Most stripes of a strip that are drawn with edges. With more stripes, the edges would cover them."""
+"""If a strip has more stripes than this, they are drawn without edges, because the edges would cover them."""
 
 
 @dataclass(frozen=True)
@@ -49,20 +50,20 @@ class Stripe:
 
 
 def stripes(cache: KVCache) -> dict[str, tuple[Stripe, ...]]:
-    """Return the stripes of every (layer, block), for each storage, sorted by start.
+    """Return the stripes of all blocks of all layers: for each name of a storage, a tuple that is sorted by ``start``.
 
-    The stripes come from the strides of ``cache.kv_caches``.
+    The stripes are computed from the strides of ``cache.kv_caches``.
 
     Raises:
-        ValueError: more than :data:`MAX_STRETCHES` stretches of bytes.
+        ValueError: the layers have more than :data:`MAX_STRETCHES` byte ranges together.
     """
     found: dict[str, list[Stripe]] = {}
     for layer, kv in enumerate(cache.kv_caches):
         starts, length = block_runs(kv)
         if starts.size * len(cache.kv_caches) > MAX_STRETCHES:
             raise ValueError(
-                f"{len(cache.kv_caches)} layers with {starts.size} stretches of bytes each are too many to draw "
-                f"(at most {MAX_STRETCHES} together): draw a cache of the same kind with fewer blocks"
+                f"{len(cache.kv_caches)} layers with {starts.size} byte ranges each are too many to draw (at most "
+                f"{MAX_STRETCHES} byte ranges together): draw a similar cache with fewer blocks"
             )
         mine = found.setdefault(cache.storage_of(layer).name, [])
         for block, firsts in enumerate(starts.tolist()):
@@ -83,9 +84,9 @@ def _joined(found: list[Stripe]) -> tuple[Stripe, ...]:
 
 
 def pieces(found: tuple[Stripe, ...]) -> list[tuple[int, int, int]]:
-    """Return ``(block, start, stop)`` of each piece: a part of a storage that has no bytes of other blocks inside.
+    """Return ``(block, start, stop)`` of each piece of each block. Between start and stop are no bytes of other blocks.
 
-    Padding inside a piece does not divide it.
+    Padding does not divide a piece.
     """
     groups = ((block, list(group)) for block, group in groupby(found, key=lambda stripe: stripe.block))
     return [(block, group[0].start, group[-1].stop) for block, group in groups]
@@ -98,17 +99,18 @@ def buffer_figure(
     max_layers_shown: int = 8,
     width_inches: float = WIDTH,
 ) -> Figure:
-    """Draw whole buffers to one scale, one strip per storage, with the place of every block of every layer.
+    """Draw whole buffers to the same scale. There is one strip per storage, with every block of every layer.
 
     Args:
-        caches: a mapping of titles to caches, or one cache, whose title is its layout. Tensors may be on ``meta``.
-        block: number of a block whose bytes are outlined in all layers, and whose pieces are counted.
-        max_layers_shown: strips that are drawn of a cache with one storage per layer. The other storages are counted.
-        width_inches: width of the figure; 11 inches are shown as 1100 pixels.
+        caches: a mapping of titles to caches, or one cache. The title of one cache is the name of its layout. The
+            tensors may be on torch's ``meta`` device.
+        block: number of a block. The figure outlines its bytes in all layers, and counts its pieces.
+        max_layers_shown: limit of the strips per cache. If a cache has more storages, the others are only counted.
+        width_inches: width of the figure. A notebook shows 11 inches as 1100 pixels.
 
     Raises:
-        ValueError: no cache, a title that is not a text, a block that does not exist, a figure that is too narrow, or
-            a cache with too many stretches of bytes to draw.
+        ValueError: there is no cache, a title is not a text, the block does not exist, the figure is too narrow, or a
+            cache has too many byte ranges to draw.
     """
     named = _named(caches)
     check_width(width_inches)
@@ -116,7 +118,9 @@ def buffer_figure(
         raise ValueError(f"max_layers_shown must be at least 1, not {max_layers_shown}")
     for title, cache in named.items():
         if block is not None and not 0 <= block < cache.spec.num_blocks:
-            raise ValueError(f"{title}: block {block} does not exist, there are {cache.spec.num_blocks} (from 0)")
+            raise ValueError(
+                f"block {block} does not exist: choose one of the blocks 0 to {cache.spec.num_blocks - 1} of {title!r}"
+            )
     with settings():
         panels = [_Panel.of(title, cache, block, max_layers_shown, width_inches) for title, cache in named.items()]
         left = MARGIN + 0.1 + max(text_inches(name, BODY) for panel in panels for name in panel.strips)
@@ -145,7 +149,7 @@ def _named(caches: Mapping[str, KVCache] | KVCache) -> dict[str, KVCache]:
 
 @dataclass(frozen=True)
 class _Panel:
-    """One cache: its title with the counts, and the strips that are drawn, one per storage."""
+    """A part of the figure with one cache: the title with the counts, and one strip per storage."""
 
     title: tuple[str, ...]
     summary: str
@@ -173,12 +177,15 @@ class _Panel:
 
 
 def bracket_inches(found: Sequence[Stripe]) -> float:
-    """Return the room above a strip for brackets with block numbers. Strips of one layer need no brackets."""
+    """Return the height in inches of the brackets above a strip. It is 0 if the strip has only one layer.
+
+    A bracket has the number of a block.
+    """
     return BRACKET_INCHES if len({stripe.layer for stripe in found}) > 1 else 0.0
 
 
 def _counts(found: Mapping[str, tuple[Stripe, ...]], cache: KVCache, block: int | None) -> str:
-    """Return the number of buffers and the number of pieces of the block, in words."""
+    """Return a text with the number of buffers, and the number of pieces of the block."""
     sizes = sorted({storage.numel() for storage in cache.storages})
     count = len(found)
     buffers = f"{count} buffer{'s' * (count > 1)} of {' or '.join(map(str, sizes))} bytes"
@@ -215,7 +222,7 @@ def _draw_panel(
 
 
 def _draw_strip(ax: Axes, found: Sequence[Stripe], place: tuple[float, int], per_inch: float, block: int | None):
-    """Draw one storage: padding behind all, one stripe per (block, layer), brackets or outlines around blocks."""
+    """Draw one storage: padding in the background, one stripe per block and layer, and brackets or outlines."""
     y, size = place
     ends = (y, y + STRIP_INCHES)
     plain = len(found) <= MOST_EDGES
@@ -240,13 +247,16 @@ def _has_gaps(found: Sequence[Stripe], size: int) -> bool:
 
 
 def stripe_style(stripe: Stripe, block: int | None) -> Style:
-    """Return the shade of the layer's hue: darker for the outlined block, lighter for all others."""
+    """Return a shade of the hue of the layer. If a block is outlined, all other blocks have a lighter shade."""
     strong = block is None or stripe.block == block
     return Style(HUES[stripe.layer % len(HUES)], SHADES["K data" if strong else "V data"].share)
 
 
 def stripe_words(stripe: Stripe, mixed: bool) -> tuple[str, ...]:
-    """Return the texts for a stripe, the longest first: the layer if the buffer has several layers, else the block."""
+    """Return the texts for a stripe, the longest first.
+
+    If the buffer has several layers (``mixed``), the texts name the layer. Otherwise the texts name the block.
+    """
     if mixed:
         return (f"layer {stripe.layer}", f"L{stripe.layer}", str(stripe.layer))
     return (f"block {stripe.block}", str(stripe.block))

@@ -1,6 +1,6 @@
-"""The figure of a byte map: the owner of each byte, its state, and the place of a finding.
+"""Draws byte maps as a figure: the owner and the state of each byte, and the place of a finding.
 
-The figure shows what the record :class:`~kvviz.show.byte_map.ByteMap` says, as the text and the HTML do.
+The figure, the text and the HTML are made from the same record, :class:`~kvviz.show.byte_map.ByteMap`.
 """
 
 from collections.abc import Mapping
@@ -36,18 +36,19 @@ from kvviz.show.rows import Row, rows
 from kvviz.show.states import STATES
 
 ROW_INCHES, MAX_PANEL_INCHES = 0.19, 10.0
-"""Height of a row, and largest height of a panel. With many rows, each row gets lower."""
+"""Height of a row, and limit of the height of all rows of a panel. If a panel has many rows, they are lower."""
 
 GAP = 0.05
-"""White above and below a row, as a share of the row. Rows lower than :data:`FLAT_INCHES` have no gap."""
+"""White space above and below a row, as a part (0 to 1) of the height of the row. Rows lower than :data:`FLAT_INCHES`
+have no white space."""
 
 FLAT_INCHES, NARROW_INCHES = 0.1, 0.08
-"""Rectangles that are lower or narrower than this get a thin edge or no edge, because a full edge would cover them."""
+"""Lower rectangles, or narrower rectangles, have a thin edge or no edge, because a full edge would cover them."""
 
 TITLE_INCHES, COUNTS_INCHES, TICKS_INCHES, CALLOUT_INCHES = 0.2, 0.2, 0.3, 0.42
 MARGIN = 0.12
 MAX_LETTERS = 1500
-"""Most byte ranges that are marked with letters if the caller does not ask for letters. More take seconds to draw."""
+"""If a panel has more byte ranges than this, they get letters only on request, because drawing letters takes long."""
 
 
 def figure(
@@ -58,23 +59,24 @@ def figure(
     width_inches: float = 11,
     letters: bool | None = None,
 ) -> Figure:
-    """Draw maps below each other, one panel per map, with the same byte scale and one legend for all.
+    """Draw maps below each other, with one panel per map. All panels have the same scale. They share one legend.
 
     Args:
-        maps: a mapping of titles (sentences) to maps, or one map, whose title is its storage and window.
-        row_bytes: bytes per row. With the page size, each row is one page.
-        finding: a finding of kind collision, misplaced or permuted. Each map that shows its place marks the place: an
-            arrow from where an element belongs to where it lies, or the number of views that write the same bytes.
-        width_inches: width of the figure; 11 inches are shown as 1100 pixels.
-        letters: True marks byte ranges with K, V, s and so on if there is room, False does not. None: True, unless
-            there are more than :data:`MAX_LETTERS` ranges.
+        maps: a mapping of titles to maps, or one map. The title of one map names its storage and window.
+        row_bytes: bytes per row. If it is the page size of the cache, each row is one page.
+        finding: a finding of kind collision, misplaced or permuted. Each map that shows its place marks the place. A
+            collision gets a frame with a sentence. The other kinds get an arrow from the place where an element
+            belongs to the place where it lies.
+        width_inches: width of the figure. A notebook shows 11 inches as 1100 pixels.
+        letters: True writes letters such as K, V and s on byte ranges that have room. False writes no letters. None
+            writes letters in each panel that has at most :data:`MAX_LETTERS` byte ranges.
 
     Returns:
-        A figure that a notebook shows. Its ``alt_text`` says what the figure shows, with the counts.
+        A figure that a notebook shows. Its ``alt_text`` says what the figure shows.
 
     Raises:
-        ValueError: no map, an empty map, a title that is not a text, rows without bytes, a figure that is too narrow,
-            or a finding that cannot be marked.
+        ValueError: there is no map, a map is empty, a title is not a text, ``row_bytes`` is smaller than 1, the figure
+            is too narrow, or the finding cannot be marked.
     """
     named = _named(maps)
     _check_not_empty(named)
@@ -111,8 +113,8 @@ def _check_not_empty(named: Mapping[str, ByteMap]) -> None:
 def _check_finding(finding: Finding, named: Mapping[str, ByteMap]) -> None:
     if finding.kind not in POINTED:
         raise ValueError(
-            f"a figure marks findings of kind {', '.join(POINTED)}, not {finding.kind!r}: "
-            f"leave out the argument finding"
+            f"a figure cannot mark a finding of kind {finding.kind!r}, but only of kind {', '.join(POINTED)}: "
+            f"call figure without finding=..."
         )
     storages = sorted({record.storage.name for record in named.values()})
     if finding.storage not in storages:
@@ -124,7 +126,7 @@ def _check_finding(finding: Finding, named: Mapping[str, ByteMap]) -> None:
 
 @dataclass(frozen=True)
 class _Panel:
-    """One map cut into rows, and the heights of the panel's parts in inches."""
+    """A part of the figure with one map. The map is cut into rows. All heights are in inches."""
 
     title: tuple[str, ...]
     record: ByteMap
@@ -152,7 +154,7 @@ class _Panel:
 
 @dataclass(frozen=True)
 class _Plan:
-    """The places of all parts of a figure, in inches, computed before anything is drawn."""
+    """The places of all parts of a figure in inches. They are computed before anything is drawn."""
 
     panels: tuple[_Panel, ...]
     row_bytes: int
@@ -213,11 +215,11 @@ def _box(stretch: ByteRange, row: Row, number: int, flat: bool) -> Box:
 
 
 def _draw_axis(ax: Axes, plan: _Plan, panel: _Panel) -> None:
-    """Draw byte numbers below the rows, labels at the left, and the offset of each row's first byte at the right."""
+    """Draw byte numbers below the rows, labels left of the rows, and the first byte of each row right of the rows."""
     edges = {stretch.start - row.start for row in panel.rows for stretch in row.ranges}
     ax.set_xticks(ticks(plan.row_bytes, int(plan.width / 0.6), edges))
     ax.tick_params(labelsize=BODY, length=3, color=GREY, pad=2)
-    every = 1  # low rows have no room for a label each: label every second row, every fourth and so on
+    every = 1  # label every row; if rows are low, label only every second row, or every fourth row, and so on
     while every * panel.row_inches < 0.13:
         every *= 2
     for number in range(0, len(panel.rows), every):
@@ -262,7 +264,8 @@ def _draw_letters(ax: Axes, placed: list[tuple[ByteRange, Box]], plan: _Plan, pa
 def words(stretch: ByteRange, with_layer: bool) -> tuple[str, ...]:
     """Return the texts that may be written on a byte range, the longest first.
 
-    ``with_layer`` adds the layer. The caller sets it if the colour and the row's label do not tell the layer.
+    If ``with_layer`` is True, the texts name the layer. This is necessary if the colour and the label of the row do not
+    show the layer.
     """
     if stretch.state == "misplaced":
         return _misplaced_words(stretch)

@@ -1,6 +1,6 @@
-"""The sheet on which every figure is drawn, with boxes, legends and texts of known width; and how it becomes a file.
+"""Every figure is drawn on a :class:`Sheet`. This module draws boxes and legends, measures texts, and saves figures.
 
-A sheet does not use matplotlib's pyplot. So a notebook shows it once, as the value of the cell.
+A sheet does not use matplotlib's pyplot. So a notebook shows a sheet only once: as the value of the notebook cell.
 """
 
 import io
@@ -20,10 +20,10 @@ from matplotlib.textpath import TextToPath
 from kvviz.show.colours import INK, Entry, Style
 
 BODY, TITLE, SMALL = 8.0, 10.5, 7.0
-"""Sizes of text in points. A figure 11 inches wide is shown 1100 pixels wide."""
+"""Sizes of text in points. A notebook shows a figure of 11 inches with a width of 1100 pixels."""
 
 MIN_WIDTH = 4.0
-"""Smallest width of a figure in inches. A narrower figure has only room for its labels."""
+"""Smallest width of a figure in inches. A narrower figure has no room for the bytes beside the labels."""
 
 SCREEN_DPI, PNG_DPI = 100, 150
 RC = {
@@ -40,9 +40,9 @@ FORMATS = ("png", "svg")
 
 
 def check_width(width_inches: float) -> None:
-    """Raise ValueError if the figure would be too narrow."""
+    """Raise ValueError if the figure would be narrower than :data:`MIN_WIDTH`."""
     if not width_inches >= MIN_WIDTH:
-        raise ValueError(f"width_inches {width_inches} leaves no room for the bytes: it must be at least {MIN_WIDTH}")
+        raise ValueError(f"width_inches {width_inches} leaves no room for the bytes: give at least {MIN_WIDTH}")
 
 
 def check_titles(named: Mapping[str, object], kind: type) -> None:
@@ -62,7 +62,7 @@ def text_inches(text: str, size: float, bold: bool = False) -> float:
 
 
 def wrapped(text: str, size: float, inches: float, bold: bool = False) -> list[str]:
-    """Break ``text`` at spaces into lines of at most ``inches``. A longer word gets a line of its own."""
+    """Break ``text`` at spaces into lines of at most ``inches``. A single word that is wider stays whole."""
     lines: list[str] = []
     for word in text.split():
         longer = f"{lines[-1]} {word}" if lines else word
@@ -76,8 +76,8 @@ def wrapped(text: str, size: float, inches: float, bold: bool = False) -> list[s
 def ticks(size: int, most: int, edges: Container[int] = ()) -> list[int]:
     """Return at most ``most + 1`` evenly spaced ticks over ``[0, size]``.
 
-    The step is chosen so that all ticks lie on ``edges``. If no such step exists, the step divides ``size``. If there
-    is no such step either, it is a round number.
+    If possible, all ticks lie on ``edges``. Otherwise, if possible, the distance of two ticks is a round number that
+    divides ``size``. Otherwise, the distance is any round number.
     """
     round_ones = {digit * 10**power for power in range(10) for digit in (1, 2, 4, 5, 8)} | {2**n for n in range(4, 31)}
     fitting = sorted(step for step in round_ones if most / 4 <= size / step <= most) or [max(1, -(-size // most))]
@@ -88,10 +88,10 @@ def ticks(size: int, most: int, edges: Container[int] = ()) -> list[int]:
 
 
 class Sheet(Figure):
-    """A matplotlib figure without pyplot, with a text that says what it shows.
+    """A matplotlib figure without pyplot.
 
     Attributes:
-        alt_text: what the figure shows, with the counts, for readers who do not see it.
+        alt_text: a text for readers who do not see the figure. It says what the figure shows.
     """
 
     def __init__(self, width_inches: float, height_inches: float, alt_text: str) -> None:
@@ -100,7 +100,7 @@ class Sheet(Figure):
         self.alt_text = alt_text
 
     def panel(self, left: float, top: float, width: float, height: float) -> Axes:
-        """Add axes without ticks and frame. Lengths are in inches; ``top`` is counted from the sheet's upper edge."""
+        """Add axes without ticks and frame. Lengths are in inches. ``top`` is the distance from the upper edge."""
         sheet_width, sheet_height = self.get_size_inches()
         box = (left / sheet_width, 1 - (top + height) / sheet_height, width / sheet_width, height / sheet_height)
         ax = self.add_axes(box)
@@ -125,7 +125,7 @@ class Sheet(Figure):
 
 
 def settings() -> AbstractContextManager:
-    """Return matplotlib's settings for sheets, as a context. The settings of the user do not change a sheet."""
+    """Return a context manager with matplotlib's settings for sheets. It hides the settings of the user."""
     return matplotlib.rc_context(RC)
 
 
@@ -133,7 +133,8 @@ def render(sheet: Figure, kind: str) -> bytes:
     """Return the bytes of a figure's file. ``kind`` is ``png`` or ``svg``. The same figure gives the same bytes."""
     if kind not in FORMATS:
         raise ValueError(
-            f"a figure is saved as {' or '.join(FORMATS)}, not as {kind!r}: give a path that ends with .png or .svg"
+            f"a figure cannot be saved as {kind!r}, but only as {' or '.join(FORMATS)}: "
+            f"give a path that ends with .png or .svg"
         )
     words = {"Description": getattr(sheet, "alt_text", "")}
     metadata = {**words, "Software": None} if kind == "png" else {**words, "Date": None}
@@ -147,7 +148,7 @@ def save(figure: Figure, path: str | FilePath) -> FilePath:
     """Write a figure to a file and return the path. The same figure gives the same bytes.
 
     Raises:
-        ValueError: the path ends with another suffix than ``.png`` or ``.svg``.
+        ValueError: the path does not end with ``.png`` or ``.svg``.
     """
     path = FilePath(path)
     path.write_bytes(render(figure, path.suffix.lstrip(".").lower()))
@@ -159,7 +160,10 @@ Box = tuple[float, float, float, float]
 
 
 def draw_boxes(ax: Axes, boxes: Iterable[tuple[Box, Style]]) -> None:
-    """Draw rectangles. All rectangles of one style are one object, which is fast; those with a dark edge are on top."""
+    """Draw rectangles. Rectangles with a dark edge are on top.
+
+    All rectangles of one style are one object of matplotlib, because this is fast.
+    """
     groups: dict[Style, list[Box]] = {}
     for box, style in boxes:
         groups.setdefault(style, []).append(box)
@@ -178,7 +182,7 @@ SWATCH, LINE_INCHES, ENTRY_GAP = 0.24, 0.23, 0.28
 
 
 def legend_lines(entries: Sequence[Entry], inches: float) -> list[list[Entry]]:
-    """Arrange the entries in lines of at most ``inches``, in reading order."""
+    """Divide the entries of a legend into lines of at most ``inches``. The order of the entries stays."""
     lines, room = [], 0.0
     for entry in entries:
         need = _entry_inches(entry)

@@ -1,4 +1,4 @@
-"""The figure of one cell, byte by byte, and of a page of such cells. It needs a CacheSpec and no cache."""
+"""Draws one cell byte by byte, and a page of such cells. The figure needs only a CacheSpec, and no cache."""
 
 from dataclasses import dataclass
 
@@ -23,11 +23,11 @@ from kvviz.show.figures.canvas import (
 )
 from kvviz.show.states import STATES
 
-# Lengths in inches. The page's bars leave PAGE_RIGHT free for a text at their right end.
+# Lengths in inches. Right of the bars of a page, PAGE_RIGHT inches stay free for a text.
 WIDTH, MARGIN, RIGHT, PAGE_RIGHT = 11.0, 0.12, 0.45, 2.2
 SCALE_INCHES, CELL_INCHES, OFFSETS_INCHES, PAGE_INCHES = 0.32, 0.5, 0.3, 0.24
 MOST_EDGES = 200
-"""Most rectangles of a bar that are drawn with edges. With more rectangles, the edges would cover them."""
+"""If a bar has more rectangles than this, they are drawn without edges, because the edges would cover them."""
 
 DATA = {half: owned(0, "data", half) for half in "KV"}
 SCALE = {half: owned(0, "scale", half) for half in "KV"}
@@ -35,7 +35,7 @@ SCALE = {half: owned(0, "scale", half) for half in "KV"}
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of a cell: bytes ``[start, stop)`` of the bar in which it is drawn."""
+    """A part of a cell. It takes the bytes ``[start, stop)`` of the bar in which it is drawn."""
 
     name: str
     start: int
@@ -44,7 +44,10 @@ class Piece:
 
 
 def cell_parts(spec: CacheSpec, half: str, start: int = 0) -> tuple[Piece, ...]:
-    """Return data and scale of a cell that starts at byte ``start``. Without a tail, the scale lies on the data."""
+    """Return the data and the scale of a cell that starts at byte ``start``.
+
+    Without a tail, the scale lies on the data. In a mode without scales in the cache, return only the data.
+    """
     data = Piece(f"{half} data", start, start + spec.data_bytes, DATA[half])
     if not spec.is_per_token_head:
         return (data,)
@@ -53,13 +56,14 @@ def cell_parts(spec: CacheSpec, half: str, start: int = 0) -> tuple[Piece, ...]:
 
 
 def cell_figure(spec: CacheSpec, *, packing: str = "packed") -> Figure:
-    """Draw one cell large, byte by byte, and below it a page of such cells.
+    """Draw one large cell, byte by byte. Draw a page of such cells below it.
 
     Args:
-        packing: ``packed`` (the K cell and the V cell are adjacent) or ``split`` (all K cells, then all V cells).
+        packing: ``packed`` if the K cell and the V cell of a token and head are adjacent. ``split`` if a page holds all
+            its K cells first, then all its V cells.
 
     Raises:
-        ValueError: another value of ``packing``.
+        ValueError: ``packing`` has another value.
     """
     one_of("packing", packing, ("packed", "split"))
     bars = _cell_bars(spec, packing)

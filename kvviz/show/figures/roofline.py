@@ -1,4 +1,4 @@
-"""The roofline figure: how close the speed of the kernels comes to the speed of the memory."""
+"""The roofline figure compares the speed of Triton kernels with the speed of the memory."""
 
 from collections.abc import Mapping
 
@@ -11,15 +11,15 @@ MARKERS = {"write": "o", "decode attention": "s"}
 
 
 def roofline(result: Mapping) -> Sheet:
-    """Draw the speed limits of a machine as a roof, and the measured kernels of every mode (per-layer layout) below it.
+    """Draw two speed limits of a machine as one line, the roof. Draw the measured speeds of the kernels below the line.
 
-    A launch with few bytes is limited by the time of an empty launch. A launch with many bytes is limited by the speed
-    of the memory. The roof is the smaller of the two limits.
+    The time of an empty launch limits a launch with few bytes. The speed of the memory limits a launch with many bytes.
+    The roof is the smaller of the two limits. Only measurements of the per-layer layout are drawn, for every mode.
 
     Args:
-        result: the results of ``benchmarks/kernels.py``: ``machine``, ``date``, ``ceilings`` (``copy`` in GB/s,
-            ``launch`` in microseconds), and ``rows`` (``kernel``, ``mode``, ``layout``, ``bytes``, ``us``, ``GB/s``,
-            ``share``).
+        result: the results of ``benchmarks/kernels.py``. The keys are ``machine``, ``date``, ``ceilings`` (``copy`` in
+            GB/s, ``launch`` in microseconds), and ``rows``. Each row has ``kernel``, ``mode``, ``layout``, ``bytes``,
+            ``us`` (microseconds), ``GB/s`` and ``share`` (part of the speed of the copy, 0 to 1).
     """
     rows = [row for row in result["rows"] if row["kernel"] in MARKERS and row["layout"] == "per-layer"]
     rows = [row for row in rows if row.get("order", "random") == "random"]
