@@ -24,9 +24,10 @@ from kvviz.audit.claims import (
     Overlay,
     SameBytes,
     StepAlike,
+    names_in,
 )
 from kvviz.audit.findings import Audit, Finding, counted
-from kvviz.audit.overlap import collisions, out_of_bounds, same_bytes, self_overlap
+from kvviz.audit.overlap import collisions, out_of_bounds, self_overlap
 from kvviz.audit.placement import OwnerLookup, misplaced
 from kvviz.audit.rightful import RightfulPlaces, rightful_places, view_named
 from kvviz.audit.view import View
@@ -70,8 +71,6 @@ def audit_views(views: Sequence[View], claims: Sequence[Claim] = (), *, witnesse
         checked.append(check.statement(claim, named).after(found))
         if isinstance(claim, Overlay) and len(claim.views) > 1:
             notes.append(_overlay_note(claim))
-        if isinstance(claim, Covers):
-            notes += blocks_left(named[claim.extent], _all_named(named, claim.content))
     notes += _note_on_scales(views, claims, places)
     return Audit(tuple(dict.fromkeys(findings)), tuple(_counted_up(checked)), tuple(dict.fromkeys(notes)))
 
@@ -172,7 +171,7 @@ _CHECKS: dict[type, _Check] = {
     ),
     Overlay: _Check(
         "collision",
-        lambda c, named, _: blocks.overlaid(_all_named(named, c.views)),
+        lambda c, named, _: blocks.overlaid(_all_named(named, c.views), c.blocks_per_id),
         lambda c, named: _of_views(
             _all_named(named, c.views), "shares bytes of equal block ids only", "share bytes of equal block ids only"
         ),
@@ -193,9 +192,11 @@ _CHECKS: dict[type, _Check] = {
     Covers: _Check(
         "truncated",
         lambda c, named, ground: blocks.covers(
-            view_named(named, c.extent),
+            _all_named(named, names_in(c.extent)),
             _all_named(named, c.content),
             _all_named(named, c.neighbours or c.content),
+            c.extents_per_block,
+            c.blocks_per_extent,
             ground.parts,
         ),
         _of_one("1 extent covers its blocks", "extents cover their blocks"),
@@ -207,7 +208,9 @@ _CHECKS: dict[type, _Check] = {
     ),
     SameBytes: _Check(
         "truncated",
-        lambda c, named, _: same_bytes(view_named(named, c.part), view_named(named, c.whole)),
+        lambda c, named, _: blocks.same_bytes(
+            _all_named(named, names_in(c.part)), _all_named(named, names_in(c.whole))
+        ),
         _of_one("1 part covers exactly the bytes of its whole", "parts cover exactly the bytes of their wholes"),
     ),
     Maps: _Check(
@@ -276,18 +279,3 @@ def not_judged(kind: str, claim: Claim, named: Mapping[str, View], error: TooMuc
     views = tuple(name for name in dict.fromkeys(names) if isinstance(name, str) and name in named)
     storage = named[views[0]].storage.name
     return Finding(kind, views, storage, None, None, text=f"not judged: {error}")
-
-
-def blocks_left(extent: View, content: Sequence[View]) -> Iterator[str]:
-    """Yield a note for each content view with more blocks than the extent: these blocks are not checked."""
-    covered = extent.shape[0] if extent.shape else 1
-    for view in content:
-        if not view.shape or not view.num_elements or view.shape[0] <= covered:
-            continue
-        last = view.shape[0] - 1
-        left = (
-            f"block {covered} of {view.name} was"
-            if last == covered
-            else (f"blocks {covered} to {last} of {view.name} were")
-        )
-        yield f"{left} not judged: {extent.name} has only {counted(covered, 'block')}"

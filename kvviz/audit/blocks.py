@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from kvviz.audit.byte_sets import ByteSet, Pattern, TooMuchWorkError, byte_sets
-from kvviz.audit.elements import locate, place
+from kvviz.audit.elements import locate, place, place_of_byte
 from kvviz.audit.findings import Finding, Place, counted
 from kvviz.audit.overlap import by_storage
 from kvviz.audit.sweep import Intervals, Sweep
@@ -36,19 +36,34 @@ MOST_NAMES = 6
 
 
 @dataclass(frozen=True, eq=False)
+class _Blocks:
+    """A view by blocks: the first axis of ``by_block`` counts blocks from block ``first`` on.
+
+    ``by_block`` has the elements of ``view``. ``per_block`` entries of the first axis of ``view`` are one block.
+    """
+
+    view: View
+    by_block: View
+    first: int = 0
+    per_block: int = 1
+
+
+@dataclass(frozen=True, eq=False)
 class _Part:
     """Some bytes of a view. Two parts have bytes of the same block exactly if their labels are equal.
 
     Attributes:
         label: the block step of all bytes of the part, or the block if blocks are taken one by one.
         sets: the bytes, as byte sets.
-        role: extent, content or neighbour, see :func:`covers`.
+        role: extent, content or neighbour, see :func:`covers`; part or whole, see :func:`same_bytes`.
+        per_block: how many entries of the first axis of ``view`` are one block.
     """
 
     view: View
     label: int
     sets: list[ByteSet]
     role: str = ""
+    per_block: int = 1
 
 
 _Verdicts = Iterator[tuple[Hashable, tuple[int, ...]]]
@@ -74,68 +89,138 @@ class _Fault:
     affected: tuple[int, ...] = ()
 
 
-def overlaid(views: Sequence[View]) -> Iterator[Finding]:
+def overlaid(views: Sequence[View], blocks_per_id: Sequence[int] = ()) -> Iterator[Finding]:
     """Find bytes that different blocks share: one finding for each set of views.
 
+    Args:
+        blocks_per_id: for each view, how many of its blocks are one block here. Default: 1.
+
     Raises:
-        ValueError: a view has no axis, so it has no blocks.
+        ValueError: a view has no axis, so it has no blocks, or the numbers of ``blocks_per_id`` do not fit.
         TooMuchWorkError: block strides differ, so only the first blocks were checked. They have no fault, but later
         blocks may have one.
     """
+    per_id = _numbers_by_view(views, blocks_per_id)
     for given in by_storage(views):
-        limit = _block_limit(given)
-        group = [_first_blocks(view, limit) for view in given]
-        stride = _block_stride(group)
-        parts = _parts(group, stride)
-
-        def different_blocks(members: tuple[int, ...], parts: Sequence[_Part] = parts) -> _Verdicts:
-            """Yield a fault if the parts that share some bytes are not all of one block."""
-            if len({parts[m].label for m in members}) > 1:
-                yield tuple(dict.fromkeys(parts[m].view.name for m in members)), members
-
-        faults = _find_faults(parts, different_blocks)
+        judged, limit = _judged_blocks([(view, per_id[view.name]) for view in given])
+        parts, stride, faults = _shared_by_blocks(judged)
         _check_judged(faults, limit, given)
+        if not faults:
+            continue
+        hint = "" if blocks_per_id else _hint_of_ratio(given)
         for names, fault in sorted(faults.items(), key=lambda item: (item[1].first, item[0])):
             example = _colliding_places(parts, fault, stride)
-            storage, text = group[0].storage.name, "different block ids share these bytes"
+            storage, text = given[0].storage.name, f"different block ids share these bytes{hint}"
             finding = Finding("collision", names, storage, fault.elements.total(), fault.bytes, example, text=text)
             yield _without_counts(finding, limit)
 
 
+def _numbers_by_view(views: Sequence[View], blocks_per_id: Sequence[int]) -> dict[str, int]:
+    """Return the number of blocks per id by the name of the view. Raise a ValueError if they do not fit the views."""
+    if blocks_per_id and len(blocks_per_id) != len(views):
+        raise ValueError(
+            f"blocks_per_id has {counted(len(blocks_per_id), 'number')} for {counted(len(views), 'view')}: give one "
+            f"number per view"
+        )
+    for view, number in zip(views, blocks_per_id, strict=False):
+        if number < 1:
+            raise ValueError(f"blocks_per_id must be at least 1, but it is {number} for {view.name}")
+    return dict.fromkeys((view.name for view in views), 1) | {
+        view.name: number for view, number in zip(views, blocks_per_id, strict=False)
+    }
+
+
+def _shared_by_blocks(judged: Sequence[_Blocks]) -> tuple[list[_Part], int | None, dict[Hashable, _Fault]]:
+    """Return parts, block stride, and the bytes that different blocks share by the names of the views."""
+    stride = _block_stride(judged)
+    parts = _parts(judged, stride)
+
+    def different_blocks(members: tuple[int, ...]) -> _Verdicts:
+        """Yield a fault if the parts that share some bytes are not all of one block."""
+        if len({parts[m].label for m in members}) > 1:
+            yield tuple(dict.fromkeys(parts[m].view.name for m in members)), members
+
+    return parts, stride, _find_faults(parts, different_blocks)
+
+
+def _hint_of_ratio(views: Sequence[View]) -> str:
+    """Return a text if the views share no bytes of different ids as soon as an id is as long as the longest block."""
+    steps = [abs(view.stride[0]) * view.itemsize for view in views]
+    if len(set(steps)) == 1 or min(steps) == 0 or any(max(steps) % step for step in steps):
+        return ""
+    ratios = [max(steps) // step for step in steps]
+    judged, limit = _judged_blocks(list(zip(views, ratios, strict=True)))
+    if limit is not None or _shared_by_blocks(judged)[-1]:
+        return ""
+    short, ratio = next((view, ratio) for view, ratio in zip(views, ratios, strict=True) if ratio > 1)
+    return (
+        f". They would not if an id stood for {counted(max(steps), 'byte')}, which are {ratio} blocks of {short.name}. "
+        f"If this is meant, declare blocks_per_id {ratios}"
+    )
+
+
 def covers(
-    extent: View, content: Sequence[View], neighbours: Sequence[View], cache: dict | None = None
+    extents: Sequence[View],
+    content: Sequence[View],
+    neighbours: Sequence[View],
+    extents_per_block: int = 1,
+    blocks_per_extent: int = 1,
+    cache: dict | None = None,
 ) -> Iterator[Finding]:
-    """Find content that an extent does not cover, and bytes of other blocks that it does cover.
+    """Find content that the extents do not cover, and bytes of other blocks that they do cover.
 
     Elements are counted: those of the content that are not covered completely, and those of neighbours with a
-    covered byte.
+    covered byte. Each storage has findings of its own.
 
     Args:
-        extent: the bytes that a transfer takes of each block.
-        content: the views that the extent must cover. An extent of fewer blocks owes only the first blocks.
-        neighbours: the views that the extent may not take from other blocks.
+        extents: the bytes that a transfer takes of each block.
+        content: the views that the extents must cover.
+        neighbours: the views that the extents may not take from other blocks.
+        extents_per_block, blocks_per_extent: see :class:`~kvviz.audit.claims.Covers`.
         cache: keeps the parts of neighbours for other extents of the same audit.
 
     Raises:
-        ValueError: the views lie in several storages, or a view has no axis, so it has no blocks.
+        ValueError: a view has no axis, so it has no blocks, or an extent is flat and has another number of blocks.
         TooMuchWorkError: block strides differ, so only the first blocks were checked. They have no fault, but later
         blocks may have one.
     """
-    others = dict.fromkeys(view.name for view in (*content, *neighbours) if view.storage != extent.storage)
-    if others:
-        raise ValueError(
-            f"{extent.name} lies in storage {extent.storage.name}, and {', '.join(others)} in another one: "
-            f"an extent and its views must lie in one storage"
-        )
-    blocks = extent.shape[0] if extent.shape else 1
-    owed = [_first_blocks(view, blocks) for view in content]
-    limit = _block_limit([extent, *owed, *neighbours])
-    taken, due, near = ([_first_blocks(v, limit) for v in views] for views in ([extent], owed, neighbours))
+    for name, number in (("extents_per_block", extents_per_block), ("blocks_per_extent", blocks_per_extent)):
+        if number < 1:
+            raise ValueError(f"{name} must be at least 1, but it is {number}")
+    for extent in extents:
+        _check_flat(extent, content, extents_per_block, blocks_per_extent)
+    cache = {} if cache is None else cache
+    for storage in dict.fromkeys(view.storage for view in (*extents, *content, *neighbours)):
+        here = [[view for view in views if view.storage == storage] for views in (extents, content, neighbours)]
+        if not here[0] and not here[1]:
+            continue
+        faults, examples, limit = _extent_faults(*here, extents_per_block, blocks_per_extent, cache)
+        for kind, views in (("truncated", here[1]), ("oversized", here[2])):
+            if kind in faults:
+                finding = _extent_finding(kind, here[0] or extents, views, faults[kind], examples[kind])
+                hint = _hint_of_counts(extents, here[1], extents_per_block, blocks_per_extent)
+                said = f"; no extent lies in {storage.name}" if not here[0] else hint
+                yield _without_counts(replace(finding, text=finding.text + said), limit)
+
+
+def _extent_faults(
+    extents: Sequence[View],
+    content: Sequence[View],
+    neighbours: Sequence[View],
+    extents_per_block: int,
+    blocks_per_extent: int,
+    cache: dict,
+) -> tuple[dict[Hashable, _Fault], dict[Hashable, tuple[Place, ...]], int | None]:
+    """Return the faults of extents in one storage, an example of each, and how many blocks were judged (None: all)."""
+    per_extent = [(view, extents_per_block) for view in extents]
+    owed, others = ([(view, blocks_per_extent) for view in views] for views in (content, neighbours))
+    limit = _block_limit([one for view, per in (*per_extent, *owed, *others) for one in _by_block(view, per)])
+    taken, due, near = (_first_blocks(given, limit) for given in (per_extent, owed, others))
     stride = _block_stride([*taken, *due, *near])
     parts = [replace(part, role="extent") for part in _parts(taken, stride)]
     touched = []
-    if parts and any(view.num_elements for view in near):
-        candidates = _neighbour_parts(near, stride, limit, {} if cache is None else cache)
+    if parts and any(one.by_block.num_elements for one in near):
+        candidates = _neighbour_parts(near, stride, limit, blocks_per_extent, cache)
         touched = _parts_near(parts, candidates, stride)
     parts += [replace(part, role="content") for part in _parts(due, stride)]
     parts += [replace(part, role="neighbour") for part in touched]
@@ -149,24 +234,56 @@ def covers(
         yield from (item for item in (("truncated", missing), ("oversized", foreign)) if item[1])
 
     faults = _find_faults(parts, judge)
-    _check_judged(faults, limit, [extent, *owed, *neighbours])
-    for kind, views in (("truncated", content), ("oversized", neighbours)):
-        if kind in faults:
-            example = _extent_places(kind, parts, faults[kind], stride)
-            yield _without_counts(_extent_finding(kind, extent, views, faults[kind], example), limit)
+    _check_judged(faults, limit, [*extents, *content, *neighbours])
+    examples = {kind: _extent_places(kind, parts, fault, stride) for kind, fault in faults.items()}
+    return faults, examples, limit
+
+
+def _check_flat(extent: View, content: Sequence[View], extents_per_block: int, blocks_per_extent: int) -> None:
+    """Raise a ValueError if the extent is a flat run of elements that cannot count blocks."""
+    if len(extent.shape) != 1 or extent.stride[0] != 1 or extent.shape[0] < 2:
+        return
+    entries = -(-extent.shape[0] // extents_per_block)
+    for view in content:
+        if len(view.shape) > 1 and -(-view.shape[0] // blocks_per_extent) != entries:
+            blocks = -(-view.shape[0] // blocks_per_extent)
+            each, left = divmod(extent.shape[0], blocks)
+            example = f"{each}" if not left else f"{each + 1} or fewer"
+            raise ValueError(
+                f"{extent.name} has one axis of {extent.shape[0]} elements, so each element counts as one block, but "
+                f"{view.name} has {counted(view.shape[0], 'block')}: give the extent one axis for blocks and one for "
+                f"the elements of a block, or say how many elements are one block (extents_per_block, here {example})"
+            )
+
+
+def _hint_of_counts(
+    extents: Sequence[View], content: Sequence[View], extents_per_block: int, blocks_per_extent: int
+) -> str:
+    """Return a text if extents and content differ in their number of blocks."""
+    taken = {-(-view.shape[0] // extents_per_block) for view in extents if view.shape and view.num_elements}
+    owed = {-(-view.shape[0] // blocks_per_extent) for view in content if view.shape and view.num_elements}
+    if len(taken) != 1 or len(owed) != 1 or taken == owed:
+        return ""
+    few, many = min(taken | owed), max(taken | owed)
+    (num_taken,), (num_owed,) = taken, owed
+    what = "extents_per_block" if num_taken > num_owed else "blocks_per_extent"
+    declare = "" if many % few else f" (if this is meant, declare {what} {many // few})"
+    first = f"{extents[0].name} has" if len(extents) == 1 else "the extents have"
+    second = f"{content[0].name} has" if len(content) == 1 else "the content has"
+    return f"; {first} {counted(num_taken, 'block')} and {second} {num_owed}{declare}"
 
 
 def _colliding_places(parts: Sequence[_Part], fault: _Fault, stride: int | None) -> tuple[Place, ...]:
     """Return elements that share a collision's lowest byte: two of different blocks, then one of each other view."""
-    blocks = [(part.view, _block_at(part, fault.first, stride)) for part in (parts[m] for m in fault.members)]
-    lowest: dict[str, tuple[View, int]] = {}
-    for view, block in blocks:
-        lowest[view.name] = min(lowest.get(view.name, (view, block)), (view, block), key=lambda pair: pair[1])
+    blocks = [(part, _block_at(part, fault.first, stride)) for part in (parts[m] for m in fault.members)]
+    lowest: dict[str, tuple[_Part, int]] = {}
+    for part, block in blocks:
+        lowest[part.view.name] = min(lowest.get(part.view.name, (part, block)), (part, block), key=lambda pair: pair[1])
     first, *rest = lowest.values()
     others = [pair for pair in (*rest, *blocks) if pair[1] != first[1]]
-    second = min(others, key=lambda pair: pair[0].name == first[0].name)  # better a block of another view
-    shown = [first, second, *(pair for pair in rest if pair[0].name != second[0].name)]
-    return tuple(p for view, block in shown for p in _place_in_block(view, block, fault.first))
+    second = min(others, key=lambda pair: pair[0].view == first[0].view)  # better a block of another view
+    shown = [first, second, *(pair for pair in rest if pair[0].view != second[0].view)]
+    return tuple(p for part, block in shown for p in _place_in_block(part, block, fault.first))
 
 
 def _extent_places(kind: str, parts: Sequence[_Part], fault: _Fault, stride: int | None) -> tuple[Place, ...]:
@@ -175,19 +292,19 @@ def _extent_places(kind: str, parts: Sequence[_Part], fault: _Fault, stride: int
     ``oversized``: the element of the extent, and the elements of other blocks that it covers. ``truncated``: the
     elements of the content. The extent of their block does not have this byte.
     """
-    hit: dict[str, tuple[View, int]] = {}
+    hit: dict[str, tuple[_Part, int]] = {}
     for part in (parts[m] for m in fault.affected):
-        pair = part.view, _block_at(part, fault.first, stride)
+        pair = part, _block_at(part, fault.first, stride)
         hit[part.view.name] = min(hit.get(part.view.name, pair), pair, key=lambda pair: pair[1])
     shown = list(hit.values())
     if kind == "oversized":
-        taken = [part for part in (parts[m] for m in fault.members) if part.role == "extent"]
-        blocks = [_block_at(part, fault.first, stride) for part in taken]
-        foreign = [block for block in blocks if all(block != other for _, other in shown)]
+        extents = [part for part in (parts[m] for m in fault.members) if part.role == "extent"]
+        taken = [(part, _block_at(part, fault.first, stride)) for part in extents]
+        foreign = [pair for pair in taken if all(pair[1] != other for _, other in shown)]
         # If several blocks of the extent take this byte, some views may be hit in one of these blocks.
-        block = min(foreign or [block for block in blocks if block != shown[0][1]])
-        shown = [(taken[0].view, block), *(pair for pair in shown if pair[1] != block)]
-    return tuple(p for view, block in shown for p in _place_in_block(view, block, fault.first))
+        first = min(foreign or [pair for pair in taken if pair[1] != shown[0][1]], key=lambda pair: pair[1])
+        shown = [first, *(pair for pair in shown if pair[1] != first[1])]
+    return tuple(p for part, block in shown for p in _place_in_block(part, block, fault.first))
 
 
 def _block_at(part: _Part, byte: int, stride: int | None) -> int:
@@ -195,18 +312,21 @@ def _block_at(part: _Part, byte: int, stride: int | None) -> int:
     return byte // stride - part.label if stride else part.label
 
 
-def _place_in_block(view: View, block: int, byte: int) -> tuple[Place, ...]:
+def _place_in_block(part: _Part, block: int, byte: int) -> tuple[Place, ...]:
     """Find an element of one block that covers ``byte``. Return ``(place,)``, or ``()`` if the search is too long."""
-    index = locate(_block(view, block), byte)
-    return () if index is None else (place(view, (block, *index[1:])),)
+    view, first = part.view, block * part.per_block
+    entries = min(part.per_block, view.shape[0] - first)
+    index = locate(replace(_block(view, first), shape=(entries, *view.shape[1:])), byte)
+    return () if index is None else (place(view, (first + index[0], *index[1:])),)
 
 
 def _extent_finding(
-    kind: str, extent: View, views: Sequence[View], fault: _Fault, example: tuple[Place, ...]
+    kind: str, extents: Sequence[View], views: Sequence[View], fault: _Fault, example: tuple[Place, ...]
 ) -> Finding:
-    """Return the finding of one fault of an extent, with the views that it affects."""
+    """Return the finding of one fault of extents, with the views that it affects."""
     hit = [view for view in views if fault.elements[view.name]]
-    names = tuple(dict.fromkeys((extent.name, *(view.name for view in hit))))
+    storage = views[0].storage
+    names = tuple(dict.fromkeys((*(extent.name for extent in extents), *(view.name for view in hit))))
     of_views = dict.fromkeys(view.name for view in hit)
     counts = [f"{counted(fault.elements[name], 'element')} of {name}" for name in of_views]
     if len(counts) > MOST_NAMES:
@@ -214,7 +334,53 @@ def _extent_finding(
     of_what = {"truncated": ("of the content", "not covered"), "oversized": ("of other blocks", "covered")}[kind]
     verb = "is" if fault.bytes == 1 else "are"
     text = f"{counted(fault.bytes, 'byte')} {of_what[0]} {verb} {of_what[1]}: {', '.join(counts)}"
-    return Finding(kind, names, extent.storage.name, fault.elements.total(), fault.bytes, example, text=text)
+    return Finding(kind, names, storage.name, fault.elements.total(), fault.bytes, example, text=text)
+
+
+def same_bytes(part: Sequence[View], whole: Sequence[View]) -> Iterator[Finding]:
+    """Find bytes of ``whole`` that ``part`` lacks, and bytes of ``part`` that do not belong to ``whole``.
+
+    Several views count together. Each storage has findings of its own.
+
+    Raises:
+        ValueError: no view of ``part`` lies in a storage of ``whole``.
+    """
+    ours, theirs = (" and ".join(view.name for view in views) for views in (part, whole))
+    storages = dict.fromkeys(view.storage for view in (*part, *whole))
+    if not {view.storage for view in part} & {view.storage for view in whole}:
+        raise ValueError(
+            f"{ours} lies in {part[0].storage.name} and {theirs} in {whole[0].storage.name}: "
+            f"they must lie in one storage"
+        )
+    for storage in storages:
+        parts = [
+            _Part(view, 0, byte_sets(view), role)
+            for role, views in (("part", part), ("whole", whole))
+            for view in views
+            if view.storage == storage and view.num_elements
+        ]
+
+        def one_side(members: tuple[int, ...], parts: Sequence[_Part] = parts) -> _Verdicts:
+            """Yield ``oversized`` for bytes of the part alone, and ``truncated`` for bytes of the whole alone."""
+            roles = {parts[m].role for m in members}
+            if len(roles) == 1:
+                yield ("oversized" if roles == {"part"} else "truncated"), members
+
+        faults = _find_faults(parts, one_side)
+        for kind, fault in sorted(faults.items(), key=lambda item: item[1].first):
+            bytes_ = counted(fault.bytes, "byte")
+            if kind == "oversized":
+                text = f"{ours} {_verb(part, 'has')} {bytes_} that {theirs} {_verb(whole, 'does')} not have"
+            else:
+                text = f"{ours} {_verb(part, 'lacks')} {bytes_} of {theirs}"
+            example = tuple(p for m in fault.affected for p in place_of_byte(parts[m].view, fault.first))
+            names = tuple(dict.fromkeys(view.name for view in (*part, *whole)))
+            yield Finding(kind, names, storage.name, fault.elements.total(), fault.bytes, example, text=text)
+
+
+def _verb(views: Sequence[View], singular: str) -> str:
+    """Return a verb in the number of the views."""
+    return singular if len(views) == 1 else {"has": "have", "lacks": "lack", "does": "do"}[singular]
 
 
 def _find_faults(parts: Sequence[_Part], judge: Callable[[tuple[int, ...]], _Verdicts]) -> dict[Hashable, _Fault]:
@@ -258,17 +424,42 @@ def _judge_combinations(
     return affected
 
 
-def _block_stride(views: Sequence[View]) -> int | None:
+def _by_block(view: View, per_block: int) -> list[_Blocks]:
+    """Return a view by blocks of ``per_block`` entries of its first axis. A last block of fewer entries is apart."""
+    if per_block == 1 or not view.shape:
+        return [_Blocks(view, view)]
+    whole, rest = divmod(view.shape[0], per_block)
+    step, found = view.stride[0], []
+    for first, blocks, size in ((0, whole, per_block), (whole, 1, rest)):
+        if blocks and size:
+            shape, stride = (blocks, size, *view.shape[1:]), (step * per_block, step, *view.stride[1:])
+            offset = view.offset + first * per_block * step
+            by_block = replace(view, shape=shape, stride=stride, offset=offset, axes=())
+            found.append(_Blocks(view, by_block, first, per_block))
+    return found
+
+
+def _judged_blocks(given: Sequence[tuple[View, int]]) -> tuple[list[_Blocks], int | None]:
+    """Return the blocks that are judged, and how many these are per view (None if all are).
+
+    Args:
+        given: each view, and how many entries of its first axis are one block.
+    """
+    limit = _block_limit([one for view, per_block in given for one in _by_block(view, per_block)])
+    return _first_blocks(given, limit), limit
+
+
+def _block_stride(judged: Sequence[_Blocks]) -> int | None:
     """Return the block stride in bytes that all views have, or None if they differ.
 
     Raises:
         ValueError: a view has no axis, so it has no blocks.
     """
-    relevant = [view for view in views if view.num_elements or not view.shape]
-    for view in relevant:
-        if not view.shape:
-            raise ValueError(f"{view.name} has no axis: its first axis must be the block")
-    return _common_stride(relevant)
+    relevant = [one for one in judged if one.by_block.num_elements or not one.view.shape]
+    for one in relevant:
+        if not one.view.shape:
+            raise ValueError(f"{one.view.name} has no axis: its first axis must be the block")
+    return _common_stride([one.by_block for one in relevant])
 
 
 def _common_stride(views: Sequence[View]) -> int | None:
@@ -278,34 +469,38 @@ def _common_stride(views: Sequence[View]) -> int | None:
     return min(strides) if one else None
 
 
-def _parts(views: Sequence[View], stride: int | None) -> list[_Part]:
+def _parts(judged: Sequence[_Blocks], stride: int | None) -> list[_Part]:
     """Divide views by block step, or by block if there is no common stride."""
-    views = [view for view in views if view.num_elements]
+    judged = [one for one in judged if one.by_block.num_elements]
     if stride:
-        return [part for view in views for part in _parts_by_step(view, stride)]
-    return [_Part(view, block, byte_sets(_block(view, block))) for view in views for block in range(view.shape[0])]
+        return [part for one in judged for part in _parts_by_step(one, stride)]
+    return [
+        _Part(one.view, one.first + block, byte_sets(_block(one.by_block, block)), per_block=one.per_block)
+        for one in judged
+        for block in range(one.by_block.shape[0])
+    ]
 
 
-def _parts_by_step(view: View, stride: int) -> Iterator[_Part]:
+def _parts_by_step(blocks: _Blocks, stride: int) -> Iterator[_Part]:
     """Divide a view with a block stride into one part per block step.
 
-    The byte ranges of block 0 are cut at multiples of the stride. A range in stretch k of the storage has block step k.
-    The next blocks repeat it, one stride apart.
+    The byte ranges of the first block are cut at multiples of the stride. A range of block b in stretch k of the
+    storage has block step k - b. The next blocks repeat it, one stride apart.
     """
-    sets_of: dict[int, list[ByteSet]] = {}
+    view, sets_of = blocks.by_block, {}
     for byte_set in byte_sets(_block(view, 0)):
         patterns_of: dict[int, list[Pattern]] = {}
         for start, width in _list_ranges(byte_set):
             while width:
-                step = start // stride
-                size = min(width, (step + 1) * stride - start)
+                stretch = start // stride
+                size = min(width, (stretch + 1) * stride - start)
                 pattern = Pattern(start, stride, view.shape[0], np.zeros(1, np.int64), size)
-                patterns_of.setdefault(step, []).append(pattern)
+                patterns_of.setdefault(stretch - blocks.first, []).append(pattern)
                 start, width = start + size, width - size
         for step, patterns in patterns_of.items():
             sets_of.setdefault(step, []).append(_join_patterns(patterns))
     for step, sets in sorted(sets_of.items()):
-        yield _Part(view, step, sets)
+        yield _Part(blocks.view, step, sets, per_block=blocks.per_block)
 
 
 def _list_ranges(byte_set: ByteSet) -> Iterator[tuple[int, int]]:
@@ -343,11 +538,13 @@ class _NeighbourParts:
     highs: np.ndarray
 
 
-def _neighbour_parts(views: Sequence[View], stride: int | None, limit: int | None, cache: dict) -> _NeighbourParts:
+def _neighbour_parts(
+    judged: Sequence[_Blocks], stride: int | None, limit: int | None, per_block: int, cache: dict
+) -> _NeighbourParts:
     """Return the parts of neighbours, from the cache if they are there."""
-    key = (stride, limit, *(view.name for view in views))
+    key = (stride, limit, per_block, *(one.view.name for one in judged))
     if key not in cache:
-        parts = _parts(views, stride)
+        parts = _parts(judged, stride)
         ranges = [_search_ranges([part], stride) for part in parts]
         part_of = np.repeat(np.arange(len(parts)), [len(starts) for starts, _ in ranges])
         starts, stops = (np.concatenate([np.zeros(0, np.int64), *found]) for found in zip(*ranges, strict=True))
@@ -375,11 +572,11 @@ def _search_ranges(parts: Sequence[_Part], stride: int | None) -> tuple[np.ndarr
 
     With a common stride, each byte range counts from the start of its stretch. Otherwise a range spans a pattern.
     """
-    patterns = [(part.label, p) for part in parts for byte_set in part.sets for p in byte_set]
+    patterns = [p for part in parts for byte_set in part.sets for p in byte_set]
     if stride:
-        ranges = [(p.base - step * stride + p.starts, p.width) for step, p in patterns]
+        ranges = [(p.base % stride + p.starts, p.width) for p in patterns]
     else:
-        ranges = [(np.array([p.base]), p.stop - p.base) for _, p in patterns]
+        ranges = [(np.array([p.base]), p.stop - p.base) for p in patterns]
     return np.concatenate([starts for starts, _ in ranges]), np.concatenate(
         [starts + width for starts, width in ranges]
     )
@@ -391,22 +588,27 @@ def _span(parts: Sequence[_Part]) -> tuple[int, int]:
     return min(p.base for p in patterns), max(p.stop for p in patterns)
 
 
-def _block_limit(views: Sequence[View]) -> int | None:
+def _block_limit(judged: Sequence[_Blocks]) -> int | None:
     """Return how many blocks of each view are judged, or None if all are.
 
     There is a limit only if the block strides differ and the views have more than :data:`MAX_BLOCKS` blocks in total.
     """
-    relevant = [view for view in views if view.shape and view.num_elements]
+    relevant = [one.by_block for one in judged if one.view.shape and one.by_block.num_elements]
     if sum(view.shape[0] for view in relevant) <= MAX_BLOCKS or _common_stride(relevant):
         return None
     return max(FEW_BLOCKS // len(relevant), 1)
 
 
-def _first_blocks(view: View, limit: int | None) -> View:
-    """Return the first ``limit`` blocks of a view, or all of them if ``limit`` is None."""
-    if limit is None or not view.shape or view.shape[0] <= limit:
-        return view
-    return replace(view, shape=(limit, *view.shape[1:]))
+def _first_blocks(given: Sequence[tuple[View, int]], limit: int | None) -> list[_Blocks]:
+    """Return the first ``limit`` blocks of each view, or all of them if ``limit`` is None."""
+    found = []
+    for one in (one for view, per_block in given for one in _by_block(view, per_block)):
+        left = limit - one.first if limit is not None else None
+        if left is None or not one.view.shape or one.by_block.shape[0] <= left:
+            found.append(one)
+        elif left > 0:
+            found.append(replace(one, by_block=replace(one.by_block, shape=(left, *one.by_block.shape[1:]))))
+    return found
 
 
 def _block(view: View, block: int) -> View:

@@ -23,6 +23,7 @@ from kvviz.audit.claims import (
     Maps,
     SameBytes,
     StepAlike,
+    names_in,
 )
 from kvviz.audit.collision_rules import explain_overlap
 from kvviz.audit.extent_rules import explain_extent
@@ -160,9 +161,13 @@ def _extents(state: _State, result: Audit) -> Iterator[list[Guess]]:
     wrong = {f.views[0] for f in state.audit().findings if f.kind in ("truncated", "oversized") and f.views}
     around = Surroundings(dict(state.views), state.starts)
     for claim in state.claims:
-        if isinstance(claim, Covers) and claim.extent in wrong:
-            content = [state.views[name] for name in claim.content]
-            if guesses := explain_extent(state.views[claim.extent], content, around):
+        if not isinstance(claim, Covers) or claim.extents_per_block > 1 or claim.blocks_per_extent > 1:
+            continue  # the rules compare one entry of the extent with one block
+        extents, content = ([state.views[name] for name in names_in(given)] for given in (claim.extent, claim.content))
+        for extent in extents:
+            alone = sum(other.storage == extent.storage for other in extents) == 1
+            mine = [view for view in content if view.storage == extent.storage]
+            if alone and extent.name in wrong and (guesses := explain_extent(extent, mine, around)):
                 yield guesses
 
 
@@ -170,8 +175,9 @@ def _parts(state: _State, result: Audit) -> Iterator[list[Guess]]:
     """Yield guesses for parts that are not the bytes of their whole, and for copies with two different sides."""
     wrong = {frozenset(f.views) for f in state.audit().findings if len(f.views) == 2}
     for claim in state.claims:
-        if isinstance(claim, SameBytes) and {claim.part, claim.whole} in wrong:
-            part, whole = state.views[claim.part], state.views[claim.whole]
+        sides = (names_in(claim.part), names_in(claim.whole)) if isinstance(claim, SameBytes) else ()
+        if [len(names) for names in sides] == [1, 1] and {*sides[0], *sides[1]} in wrong:
+            part, whole = (state.views[name] for (name,) in sides)
             facts = {"part": part.num_elements * part.itemsize, "whole": whole.num_elements * whole.itemsize}
             yield [Guess("sections", part.name, replace(whole, name=part.name, role=part.role), facts)]
         if isinstance(claim, StepAlike) and {claim.source, claim.target} in wrong:
@@ -185,7 +191,9 @@ def _numbers(state: _State, result: Audit) -> Iterator[list[Guess]]:
     wrong = {(f.kind, name) for f in state.audit().findings if len(f.views) < 8 for name in f.views}
     for claim in state.claims:
         if isinstance(claim, Maps) and ("index_space", claim.view) in wrong:
-            yield [_ids(claim, state.views[claim.view])]
+            guess = _ids(claim, state.views[claim.view])
+            if guess.facts["count"] > guess.facts["held"] or guess.facts["step"] not in (0, guess.facts["belongs"]):
+                yield [guess]
         elif isinstance(claim, Addressed) and ("index_space", claim.view) in wrong:
             facts = {"type": claim.address_type, "claim": (claim, replace(claim, address_type="int64"))}
             yield [Guess("address_width", claim.view, None, facts)]
@@ -198,8 +206,10 @@ def _numbers(state: _State, result: Audit) -> Iterator[list[Guess]]:
 def _ids(claim: Maps, view: View) -> Guess:
     blocks = view.shape[0] if view.shape else 1
     held, step = blocks // claim.ratio, view.stride[0] * view.itemsize * claim.ratio if view.shape else 0
-    better = replace(claim, count=min(claim.count, held), stride_bytes=None if claim.stride_bytes is None else step)
-    facts = {"count": claim.count, "held": held, "blocks": blocks, "ratio": claim.ratio,
+    count = max(claim.table) + 1 if claim.table else claim.count
+    better = replace(claim, stride_bytes=None if claim.stride_bytes is None else step)
+    better = better if claim.table else replace(better, count=min(count, held))
+    facts = {"count": count, "held": held, "blocks": blocks, "ratio": claim.ratio,
              "step": claim.stride_bytes or 0, "belongs": step, "claim": (claim, better)}  # fmt: skip
     smaller, larger = sorted((step, claim.stride_bytes or step))
     ratio = larger // smaller if smaller > 0 else 0

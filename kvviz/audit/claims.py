@@ -19,6 +19,11 @@ class _Statement:
             object.__setattr__(self, part.name, plain(getattr(self, part.name)))
 
 
+def names_in(given: str | tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names of a field that holds one name or several names."""
+    return (given,) if isinstance(given, str) else given
+
+
 @dataclass(frozen=True)
 class Disjoint(_Statement):
     """No two of these views share a byte."""
@@ -31,9 +36,14 @@ class Overlay(_Statement):
     """These views may share bytes of blocks with equal ids, but never bytes of blocks with different ids.
 
     Example: two KV cache groups that take their blocks from one pool.
+
+    An id of the pool may stand for several blocks of a view. Then ``blocks_per_id`` holds one number per view. Example:
+    a sliding block is as long as three full blocks, and the pool counts sliding blocks: ``(1, 3)`` for the views
+    ``("sliding", "full")``. Default: each id stands for one block of each view.
     """
 
     views: tuple[str, ...]
+    blocks_per_id: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -64,14 +74,21 @@ class Follows(_Statement):
 class Covers(_Statement):
     """Each block of ``extent`` covers all bytes of the same block of ``content``, and no byte of another block.
 
-    An extent is what a transfer, a registration, a clear or a save takes of each block. ``neighbours`` are the views
-    whose other blocks must not be touched; default: the content itself. Padding has no owner, so an extent may cover
-    it. If the extent has fewer blocks than the content, only these first blocks are checked, and a note says so.
+    An extent is what a transfer, a registration, a clear or a save takes of each block. Several extents count together:
+    for example one extent takes the data, and another one takes the scales from another storage. ``neighbours`` are the
+    views whose other blocks must not be touched; default: the content itself. Padding has no owner, so an extent may
+    cover it. Blocks of the content for which there is no extent are not covered.
+
+    A block may be taken in several pieces: then ``extents_per_block`` entries of the extent are one block. An extent
+    may take several blocks, for example a registration in chunks: then ``blocks_per_extent`` blocks of the content and
+    of the neighbours belong to one entry of the extent.
     """
 
-    extent: str
+    extent: str | tuple[str, ...]
     content: tuple[str, ...]
     neighbours: tuple[str, ...] = ()
+    extents_per_block: int = 1
+    blocks_per_extent: int = 1
 
 
 @dataclass(frozen=True)
@@ -84,17 +101,23 @@ class StepAlike(_Statement):
 
 @dataclass(frozen=True)
 class SameBytes(_Statement):
-    """``part`` (a slice of heads, a section, a rank's share) covers exactly the bytes of ``whole``."""
+    """``part`` (a slice of heads, a section, a rank's share) covers exactly the bytes of ``whole``.
 
-    part: str
-    whole: str
+    Both are the name of a view or several names. Several views count together: for example the three sections that
+    belong to one rank.
+    """
+
+    part: str | tuple[str, ...]
+    whole: str | tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Maps(_Statement):
     """Ids 0 to ``count - 1`` all lie in ``view``. Each id stands for ``ratio`` consecutive blocks of the view.
 
-    ``stride_bytes`` is the distance in bytes that a consumer assumes between two neighbouring ids, if it is known.
+    ``stride_bytes`` is the distance in bytes that a consumer assumes between two neighbouring ids, if it is known. If
+    the ids are not 0 to ``count - 1``, ``table`` lists these ``count`` ids, for example the block table of a request or
+    the slots of a rank. In a table, -1 is a hole: no block belongs to this entry.
     """
 
     name: str
@@ -102,6 +125,7 @@ class Maps(_Statement):
     count: int
     ratio: int = 1
     stride_bytes: int | None = None
+    table: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -76,12 +76,12 @@ def ids_in_range(claim: Maps, view: View) -> Iterator[Finding]:
             f"{claim.ratio}"
         )
     held = _blocks(view) // claim.ratio
-    if claim.count > held:
+    room = f"{view.name} has room for {held} ({counted(_blocks(view), 'block')}, {claim.ratio} per id)"
+    if claim.table:
+        yield from _table_in_range(claim, view, held, room)
+    elif claim.count > held:
         last = f"id {held} has" if claim.count - held == 1 else f"ids {held} to {claim.count - 1} have"
-        text = (
-            f"{claim.name} has {counted(claim.count, 'id')}, but {view.name} has room for {held} "
-            f"({counted(_blocks(view), 'block')}, {claim.ratio} per id): {last} no place in it"
-        )
+        text = f"{claim.name} has {counted(claim.count, 'id')}, but {room}: {last} no place in it"
         yield Finding("index_space", (view.name,), view.storage.name, claim.count - held, None, text=text)
     step = view.stride[0] * view.itemsize * claim.ratio if view.shape else 0
     if claim.stride_bytes is not None and claim.stride_bytes != step and claim.count > 1:
@@ -90,6 +90,22 @@ def ids_in_range(claim: Maps, view: View) -> Iterator[Finding]:
             f"but in {view.name} they are {counted(step, 'byte')} apart"
         )
         yield Finding("index_space", (view.name,), view.storage.name, claim.count - 1, None, text=text)
+
+
+def _table_in_range(claim: Maps, view: View, held: int, room: str) -> Iterator[Finding]:
+    """Find entries of a table that are neither a hole (-1) nor an id in the view."""
+    if claim.count != len(claim.table):
+        raise ValueError(
+            f"{claim.name}: count is {claim.count}, but the table has {len(claim.table)} entries: they must be equal"
+        )
+    wrong = [entry for entry, number in enumerate(claim.table) if not -1 <= number < held]
+    if wrong:
+        has = "1 entry has" if len(wrong) == 1 else f"{len(wrong)} entries have"
+        text = (
+            f"{room}, but {has} no place in it: entry {wrong[0]} of {claim.name} is {claim.table[wrong[0]]}"
+            f" (-1 would be a hole)"
+        )
+        yield Finding("index_space", (view.name,), view.storage.name, len(wrong), None, text=text)
 
 
 def addressable(view: View, address_type: str) -> Iterator[Finding]:

@@ -2,7 +2,7 @@
 
 Example: a K scale view over bytes [8, 12) of every block and K data over [0, 12) share 4 bytes per block. If a claim
 says that they are disjoint, this is a collision. The module also finds elements outside their storage, elements of one
-view that overlap, and the difference of two views that should cover the same bytes.
+view that overlap.
 
 All views are counted together by a :class:`~kvviz.audit.sweep.Sweep` if their strides have a short common period.
 Otherwise each pair of views is counted by itself, by solving an equation.
@@ -205,31 +205,6 @@ def _collision(region: Region, groups: Sequence[Sequence[View]], order: dict[str
     example = tuple(p for view in shown for p in place_of_byte(view, region.first))
     names = tuple(view.name for view in members)
     return Finding("collision", names, members[0].storage.name, elements, region.bytes, example)
-
-
-def same_bytes(part: View, whole: View) -> Iterator[Finding]:
-    """Find bytes of ``whole`` that ``part`` lacks, and bytes of ``part`` that do not belong to ``whole``.
-
-    Raises:
-        ValueError: the views lie in different storages.
-    """
-    if part.storage != whole.storage:
-        raise ValueError(
-            f"{part.name} lies in {part.storage.name} and {whole.name} in {whole.storage.name}: "
-            f"the two views must lie in one storage"
-        )
-    names, storage = (part.name, whole.name), part.storage.name
-    sweep = Sweep([byte_sets(part), byte_sets(whole)], [part.itemsize, whole.itemsize])
-    for region in sweep.regions(1):
-        if len(region.members) == 2:
-            continue
-        counts, bytes_ = (region.elements[0], region.bytes), counted(region.bytes, "byte")
-        if region.members == (0,):
-            text = f"{part.name} has {bytes_} that {whole.name} does not have"
-            yield Finding("oversized", names, storage, *counts, place_of_byte(part, region.first), text=text)
-        else:
-            text = f"{part.name} lacks {bytes_} of {whole.name}"
-            yield Finding("truncated", names, storage, *counts, place_of_byte(whole, region.first), text=text)
 
 
 def shared_bytes(a: Pattern, b: Pattern, budget: int = BUDGET) -> int:

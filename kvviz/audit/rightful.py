@@ -8,7 +8,7 @@ draw the rightful map as the owner.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from kvviz.audit.claims import BelongsAt, Claim, Covers, Follows
+from kvviz.audit.claims import BelongsAt, Claim, Covers, Follows, names_in
 from kvviz.audit.view import View
 
 
@@ -53,7 +53,7 @@ def rightful_places(views: Sequence[View], claims: Sequence[Claim]) -> RightfulP
             own_names[name] = _own_name(claim, named)
     given_by_name = {c.rightful for c in claims if isinstance(c, BelongsAt) and isinstance(c.rightful, str)}
     references = frozenset(given_by_name - moved.keys())
-    extents = frozenset(claim.extent for claim in claims if isinstance(claim, Covers))
+    extents = frozenset(name for claim in claims if isinstance(claim, Covers) for name in names_in(claim.extent))
     others = [view for view in views if view.name not in moved.keys() | references | extents]
     maps = [replace(rightful, name=own_names[name]) for name, rightful in moved.items()]
     owners = dict.fromkeys((*others, *maps))  # two views may belong at one place

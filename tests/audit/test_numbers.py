@@ -415,3 +415,20 @@ def test_one_row_does_not_start_and_two_rows_do_not():
     )
     (finding,) = claimed([two], Aligned("two", 8))
     assert finding.text.startswith("2 of 3 rows of 8 bytes do not start at a multiple of 8")
+
+
+def test_a_table_may_have_holes_and_repeat_ids_but_not_leave_the_view():
+    """Rank 0 of two holds every second pair of tokens: the others are holes. Slot 12 is outside the 12 slots."""
+    view = View("K", Storage("s", 48), (12, 4), (4, 1))
+    slots = (0, 1, -1, -1, 2, 3, -1, -1)
+    ring = tuple(position % 12 for position in range(30))
+    good = [Maps("rank 0", "K", 8, table=slots), Maps("ring", "K", 30, table=ring)]
+    assert audit_views([view], good).clean
+    (finding,) = audit_views([view], [Maps("rank 0", "K", 5, table=(0, 12, -1, -2, 11))]).findings
+    assert (finding.kind, finding.elements) == ("index_space", 2)
+    assert "2 entries have no place in it: entry 1 of rank 0 is 12 (-1 would be a hole)" in finding.text
+    (diagnosis,) = diagnose([view], [Maps("rank 0", "K", 5, table=(0, 12, -1, -2, 11))])
+    assert diagnosis.cause == "block_unit" and not diagnosis.proved and "13 ids are used" in diagnosis.text
+    assert diagnose([view], [Maps("rank 0", "K", 2, table=(0, -2))])[0].cause == "unknown"
+    with pytest.raises(ValueError, match="rank 0: count is 3, but the table has 2 entries: they must be equal"):
+        audit_views([view], [Maps("rank 0", "K", 3, table=(0, 1))])

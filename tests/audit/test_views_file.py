@@ -77,7 +77,11 @@ def random_claim(draw: random.Random, cls: type, names: list[str]) -> Claim:
     for part in fields(cls):
         if part.name in ("views", "content", "neighbours", "readings"):
             values[part.name] = tuple(draw.sample(names, 2))
-        elif part.name in ("at_bytes", "count", "ratio", "boundary_bytes", "stride_bytes"):
+        elif part.name in ("blocks_per_id", "table"):
+            values[part.name] = tuple(draw.sample(range(-1, 9), 2))
+        elif part.name in ("part", "whole", "extent"):
+            values[part.name] = draw.choice((names[0], tuple(draw.sample(names, 2))))
+        elif "int" in str(part.type):
             values[part.name] = draw.randint(0, 99)
         elif part.name in ("required", "strides"):
             values[part.name] = draw.random() < 0.5

@@ -25,7 +25,8 @@ VIEW_OPTIONAL = {
 CLAIM_VALUES = {
     "views": ["a", "b"], "content": ["a"], "neighbours": ["b"], "readings": ["a", "b"], "declared": "a", "name": "ids",
     "address_type": "int32", "at_bytes": 4, "count": 2, "ratio": 1, "stride_bytes": None, "boundary_bytes": 16,
-    "required": True, "strides": False,
+    "required": True, "strides": False, "blocks_per_id": [1, 2], "extents_per_block": 2, "blocks_per_extent": 1,
+    "table": [0, -1], "part": ["a", "b"],
 }  # fmt: skip
 
 
