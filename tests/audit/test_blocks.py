@@ -172,7 +172,8 @@ def test_a_place_of_an_extent_is_of_the_block_that_is_wrong():
     """The second block of the extent takes bytes of block 0. Byte 2 is also in block 0 of the extent."""
     storage = Storage("s", 12)
     views = [View("blocks", storage, (3, 4), (4, 1)), View("sent", storage, (2, 8), (2, 1))]
-    (finding,) = claimed(views, [Covers("sent", ("blocks",))])
+    truncated, finding = claimed(views, [Covers("sent", ("blocks",))])
+    assert record(truncated) == ("truncated", ("sent", "blocks"), 4, 4)  # block 2 has no extent
     assert record(finding) == ("oversized", ("sent", "blocks"), 8, 8)
     assert [str(place) for place in finding.example] == [
         "sent [axis 0 1, axis 1 0] at bytes [2, 3)",
