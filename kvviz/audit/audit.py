@@ -71,6 +71,10 @@ def audit_views(views: Sequence[View], claims: Sequence[Claim] = (), *, witnesse
         checked.append(check.statement(claim, named).after(found))
         if isinstance(claim, Overlay) and len(claim.views) > 1:
             notes.append(_overlay_note(claim))
+        if isinstance(claim, Aligned) and claim.boundary_bytes > 1:
+            storage = named[claim.view].storage
+            known = storage.address_modulo(claim.boundary_bytes) is not None
+            notes += [] if known or found else [f"{claim.view}: {numbers.offsets_only(storage, claim.boundary_bytes)}"]
     notes += _note_on_scales(views, claims, places)
     return Audit(tuple(dict.fromkeys(findings)), tuple(_counted_up(checked)), tuple(dict.fromkeys(notes)))
 
@@ -163,6 +167,14 @@ def _of_one(singular: str, plural: str) -> Callable[[Claim, dict[str, View]], _S
     return lambda claim, named: _Statement(singular, plural)
 
 
+def _aligned_statement(claim: Aligned, view: View) -> _Statement:
+    known = view.storage.address_modulo(claim.boundary_bytes) is not None
+    rows = "rows at multiples" if known else "rows at offsets that are multiples"
+    return _Statement(
+        f"1 view has {rows} of {claim.boundary_bytes} bytes", f"views have {rows} of {claim.boundary_bytes} bytes"
+    )
+
+
 _CHECKS: dict[type, _Check] = {
     Disjoint: _Check(
         "collision",
@@ -228,10 +240,7 @@ _CHECKS: dict[type, _Check] = {
     Aligned: _Check(
         "unaligned",
         lambda c, named, _: numbers.aligned(c, view_named(named, c.view)),
-        lambda c, _: _Statement(
-            f"1 view has rows at multiples of {c.boundary_bytes} bytes",
-            f"views have rows at multiples of {c.boundary_bytes} bytes",
-        ),
+        lambda c, named: _aligned_statement(c, named[c.view]),
     ),
     Declared: _Check(
         "ambiguous",

@@ -277,9 +277,12 @@ def _address(guesses: Sequence[Guess], who: _Who) -> str:
 def _unaligned(guesses: Sequence[Guess], who: _Who) -> str:
     facts = guesses[0].facts
     step = f", and rows lie {counted(facts['step'], 'byte')} apart" if facts["step"] else ""
+    address = facts["address"]
+    base = f" The storage starts {counted(address, 'byte')} after a multiple of it." if address else ""
+    only = " The address of the storage is not known, so only offsets were judged." if address is None else ""
     return (
         f"Not all rows of {who} start at a multiple of {counted(facts['boundary'], 'byte')}. The first row starts at "
-        f"byte {facts['start']:,}{step}."
+        f"byte {facts['start']:,}{step}.{base}{only}"
     )
 
 

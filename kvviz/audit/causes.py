@@ -218,20 +218,24 @@ def _ids(claim: Maps, view: View) -> Guess:
 
 def _rows(claim: Aligned, view: View) -> Guess:
     steps = [abs(step) for step in steps_of(view)[:-1] if step]
-    facts = {"boundary": claim.boundary_bytes, "step": min(steps, default=0), "start": view.offset * view.itemsize}
+    facts = {"boundary": claim.boundary_bytes, "step": min(steps, default=0), "start": view.offset * view.itemsize,
+             "address": view.storage.address_modulo(claim.boundary_bytes)}  # fmt: skip
     return Guess("unaligned_rows", view.name, _padded_rows(view, claim.boundary_bytes), facts, (claim.boundary_bytes,))
 
 
 def _padded_rows(view: View, boundary: int) -> View | None:
-    """Return the view with rows at multiples of the boundary; None if its start is no multiple of the boundary."""
-    if not view.shape or view.offset * view.itemsize % boundary or boundary % view.itemsize:
+    """Return the view with rows at multiples of the boundary; None if elements are not at such multiples."""
+    address = view.storage.address_modulo(boundary) or 0
+    start = view.offset * view.itemsize
+    start += -(address + start) % boundary
+    if not view.shape or start % view.itemsize or boundary % view.itemsize:
         return None
     stride, reach = list(view.stride), (view.shape[-1] - 1) * abs(view.stride[-1]) + 1
     unit = boundary // view.itemsize
     for axis in sorted(range(len(view.shape) - 1), key=lambda axis: abs(view.stride[axis])):
         stride[axis] = max(-(-stride[axis] // unit) * unit, -(-reach // unit) * unit)
         reach = (view.shape[axis] - 1) * stride[axis] + reach
-    made = replace(view, stride=tuple(stride))
+    made = replace(view, stride=tuple(stride), offset=start // view.itemsize)
     size = max(view.storage.nbytes, -(-made.span_bytes[1] // boundary) * boundary)
     return replace(made, storage=replace(view.storage, nbytes=size))
 

@@ -10,7 +10,7 @@ from math import prod
 from typing import Any
 
 from kvviz.audit.claims import Disjoint, Follows
-from kvviz.audit.view import Storage, View
+from kvviz.audit.view import ADDRESS_MODULUS, Storage, View
 from kvviz.audit.writer import tensors_of_vllm
 
 
@@ -167,7 +167,8 @@ def _storages(found: Sequence[_Geometry]) -> dict[tuple, tuple[Storage, int]]:
     storages: dict[tuple, Storage] = {}
     for geometry in found:
         first = first_of[geometry.space, geometry.base]
-        storages.setdefault(first, Storage(f"storage {len(storages)}", merged_stop[first] - first[1]))
+        address = first[1] % ADDRESS_MODULUS if first[1] else None  # a meta tensor has no address
+        storages.setdefault(first, Storage(f"storage {len(storages)}", merged_stop[first] - first[1], address))
     return {key: (storages[first], first[1]) for key, first in first_of.items()}
 
 

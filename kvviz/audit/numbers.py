@@ -17,7 +17,7 @@ from kvviz.audit.counting import count_congruent
 from kvviz.audit.elements import locate, place
 from kvviz.audit.findings import Finding, Place, counted
 from kvviz.audit.sweep import Sweep
-from kvviz.audit.view import View
+from kvviz.audit.view import Storage, View
 
 SECTOR_BYTES = 32
 """Bytes that the memory of an NVIDIA GPU moves at once. A row that touches more sectors than it needs is slow."""
@@ -215,7 +215,7 @@ def _first_inexact(parts: Sequence[tuple[int, Dims]], start: int, stop: int, gra
 def aligned(claim: Aligned, view: View) -> Iterator[Finding]:
     """Find rows that do not start at a multiple of the boundary, and count the sectors that rows touch.
 
-    A row is one index of all axes but the last.
+    A row is one index of all axes but the last. If the address of the storage is not known, only offsets are judged.
 
     Raises:
         TooMuchWorkError: the view has too many different strides to count its rows.
@@ -231,21 +231,38 @@ def aligned(claim: Aligned, view: View) -> Iterator[Finding]:
         text = f"{strides}, not a multiple of {boundary}; no row shows it, because the axis has a single index{slow}"
         yield Finding("unaligned", (view.name,), view.storage.name, None, None, severity=severity, text=text)
     dims = [(step * view.itemsize, size) for step, size in zip(view.stride[:-1], view.shape[:-1], strict=True)]
-    rows = prod(size for _, size in dims)
-    off = rows - count_congruent(dims, -view.offset * view.itemsize, boundary)
+    rows, start = prod(size for _, size in dims), view.offset * view.itemsize
+    address, address_in_sector = (view.storage.address_modulo(size) or 0 for size in (boundary, SECTOR_BYTES))
+    off = rows - count_congruent(dims, -address - start, boundary)
     if not off:
         return
     last = (view.stride[-1] * view.itemsize, view.shape[-1]) if view.shape else (0, 1)
-    touched = _count_sectors(view.offset * view.itemsize, dims, last, view.itemsize)
+    touched = _count_sectors(address_in_sector + start, dims, last, view.itemsize)
     at_best = rows * _count_sectors(0, [], last, view.itemsize)
     row_bytes = counted(last[1] * view.itemsize, "byte")
     text = (
         f"{off} of {counted(rows, 'row')} of {row_bytes} {'does' if off == 1 else 'do'} not start at a multiple of "
         f"{boundary}; all rows together touch {counted(touched, 'sector')} of {SECTOR_BYTES} bytes, and would touch "
-        f"{at_best} if aligned{_repetition(view, boundary)}{slow}"
+        f"{at_best} if aligned{_repetition(view, boundary)}{slow}{_address_words(view.storage, boundary)}"
     )
-    row = _first_unaligned(view, boundary)
+    row = _first_unaligned(view, boundary, address)
     yield Finding("unaligned", (view.name,), view.storage.name, off, None, row, severity=severity, text=text)
+
+
+def _address_words(storage: Storage, boundary: int) -> str:
+    """Say where the storage begins; or that its address is not known, so that only offsets were judged."""
+    address = storage.address_modulo(boundary)
+    if address is None:
+        return f"; {offsets_only(storage, boundary)}"
+    return (
+        f"; storage {storage.name} starts {counted(address, 'byte')} after a multiple of {boundary}" if address else ""
+    )
+
+
+def offsets_only(storage: Storage, boundary: int) -> str:
+    """Return the sentence that a row was judged by its offset, because the storage's address is not known."""
+    known = "" if storage.address is None else f" modulo {boundary}"
+    return f"only offsets were judged: the address of storage {storage.name} is not known{known}"
 
 
 def _count_sectors(start: int, dims: Dims, last: tuple[int, int], itemsize: int) -> int:
@@ -300,14 +317,18 @@ def _repetition(view: View, boundary_bytes: int) -> str:
     return f"; the distance from a boundary repeats every {', '.join(steps)}" if steps else ""
 
 
-def _first_unaligned(view: View, boundary_bytes: int) -> tuple[Place, ...]:
-    """Return the first row that is not aligned: row 0, or one step along the axis with the smallest stride."""
+def _first_unaligned(view: View, boundary_bytes: int, address: int) -> tuple[Place, ...]:
+    """Return the first row that is not aligned: row 0, or one step along the axis with the smallest stride.
+
+    Args:
+        address: the address of the storage modulo the boundary.
+    """
     origin = (0,) * len(view.shape)
     candidates = [origin]
     for axis in sorted(range(len(view.shape) - 1), key=lambda axis: (abs(view.stride[axis]), -axis)):
         if view.shape[axis] > 1:
             candidates.append(tuple(1 if a == axis else 0 for a in range(len(view.shape))))
-    return next(((place(view, i),) for i in candidates if view.start_of(i) % boundary_bytes), ())
+    return next(((place(view, i),) for i in candidates if (address + view.start_of(i)) % boundary_bytes), ())
 
 
 def declared(claim: Declared, view: View, readings: Sequence[View]) -> Iterator[Finding]:

@@ -18,21 +18,49 @@ MAX_ADDRESS = 1 << 62
 """Limit of addresses in bytes. Below it, sums of two addresses are exact in 64 bits."""
 
 
+ADDRESS_MODULUS = 1 << 21
+"""Writers give the address of a storage modulo 2 MiB. The largest boundary in use is a page of 2 MiB."""
+
+
 @dataclass(frozen=True)
 class Storage:
     """One allocation: its name and its size in bytes. Byte offsets count from its first byte.
 
+    Two storages are equal if their names and sizes are equal.
+
+    Args:
+        address: the remainder of the first byte's address, divided by ``address_modulus``; None if it is not known.
+            Alignment depends on it. The address itself is not stored.
+        address_modulus: a power of two.
+
     Raises:
-        ValueError: ``nbytes`` is not an integer of at least 0.
+        ValueError: ``nbytes`` is not an integer of at least 0, ``address_modulus`` is not a power of two, or
+            ``address`` is not an integer from 0 to ``address_modulus - 1``.
     """
 
     name: str
     nbytes: int
+    address: int | None = field(default=None, compare=False)
+    address_modulus: int = field(default=ADDRESS_MODULUS, compare=False)
 
     def __post_init__(self) -> None:
         if not is_integer(self.nbytes):
             raise ValueError(f"storage {self.name}: nbytes must be an integer of at least 0, not {self.nbytes!r}")
-        object.__setattr__(self, "nbytes", plain(self.nbytes))
+        for part in fields(self):
+            object.__setattr__(self, part.name, plain(getattr(self, part.name)))
+        modulus = self.address_modulus
+        if not is_integer(modulus, 1) or modulus & (modulus - 1):
+            raise ValueError(f"storage {self.name}: address_modulus must be a power of two, not {modulus!r}")
+        if self.address is not None and not (is_integer(self.address) and self.address < modulus):
+            raise ValueError(
+                f"storage {self.name}: address must be an integer from 0 to {modulus - 1}, not {self.address!r}: give "
+                f"the remainder of the address divided by {modulus}"
+            )
+
+    def address_modulo(self, boundary: int) -> int | None:
+        """Return the address of the first byte modulo ``boundary``, or None if it is not known."""
+        known = self.address is not None and self.address_modulus % boundary == 0
+        return self.address % boundary if known else None
 
 
 @dataclass(frozen=True)

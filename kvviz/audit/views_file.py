@@ -125,7 +125,7 @@ def load(text: str) -> ViewsFile:
         ViewsFileError: the text breaks the format.
     """
     given = parsed(text)
-    storages = [Storage(**record) for record in given["storages"]]
+    storages = [_storage(record, f"storages[{number}]") for number, record in enumerate(given["storages"])]
     storage_named = _by_name(storages, "storages")
     views = [_view(record, f"views[{number}]", storage_named) for number, record in enumerate(given["views"])]
     names = _by_name(views, "views")
@@ -137,6 +137,15 @@ def load(text: str) -> ViewsFile:
                 raise ViewsFileError(f"claims[{number}].{field}: no view is named {shown(unknown[0])}")
         claims.append(claim)
     return ViewsFile(tuple(storages), tuple(views), tuple(claims))
+
+
+def _storage(record: dict, path: str) -> Storage:
+    """Return the storage of a record, and check what a schema cannot: the address and the modulus."""
+    try:
+        return Storage(**record)
+    except ValueError as error:
+        reason = str(error).removeprefix(f"storage {record['name']}: ")
+        raise ViewsFileError(f"{path}: {reason}") from None
 
 
 def _view(record: dict, path: str, storages: Mapping[str, Storage]) -> View:
@@ -185,7 +194,7 @@ def dump(file: ViewsFile) -> str:
     To add claims to a file: ``dump(replace(file, claims=(*file.claims, ...)))`` with ``file = read(path)``.
     """
     lists = {
-        "storages": [asdict(storage) for storage in file.storages],
+        "storages": [_storage_record(storage) for storage in file.storages],
         "views": [_view_record(view) for view in file.views],
         "claims": [_claim_record(claim) for claim in file.claims],
     }
@@ -196,6 +205,13 @@ def dump(file: ViewsFile) -> str:
 
 def _lines(entries: Sequence[dict]) -> str:
     return ",".join("\n  " + json.dumps(entry) for entry in entries)
+
+
+def _storage_record(storage: Storage) -> dict:
+    """Return the record of a storage. The address is left out if it is not known."""
+    record = asdict(storage)
+    known = record if storage.address is not None else ("name", "nbytes")
+    return {field: record[field] for field in known}
 
 
 def _view_record(view: View) -> dict:
@@ -272,7 +288,7 @@ def findings_json(result: Audit, diagnoses: Sequence[Diagnosis] = (), empty: boo
 
 def _diagnosis_record(one: Diagnosis, positions: Mapping[Finding, int]) -> dict:
     storages = dict.fromkeys(view.storage for view in one.repaired)
-    repaired = {"storages": [asdict(storage) for storage in storages], "views": list(map(_view_record, one.repaired))}
+    repaired = {"storages": list(map(_storage_record, storages)), "views": list(map(_view_record, one.repaired))}
     return {
         "cause": one.cause, "text": one.text, "effect": one.effect, "views": one.views,
         "findings": [positions[finding] for finding in one.findings],

@@ -87,12 +87,20 @@ def write_views(path, tensors):
     file = {
         "format": "kvviz-views",
         "version": 1,
-        "storages": [{"name": storage_names[n], "nbytes": pools[n][2] - pools[n][1]} for n in storage_names],
+        "storages": [_storage_of(storage_names[n], *pools[n][1:]) for n in storage_names],
         "views": views,
         "claims": [{"kind": "disjoint", "views": group} for group in groups if len(group) > 1] + follows,
     }
     with open(path, "w", encoding="utf-8") as out:
         json.dump(file, out)
+
+
+def _storage_of(name, start, stop):
+    """Return the record of one storage. It has the address modulo 2 MiB, which alignment needs, and not the address."""
+    record = {"name": name, "nbytes": stop - start}
+    if start < 1 << 64:  # not the id of a meta storage
+        record.update(address=start % (2 << 20), address_modulus=2 << 20)
+    return record
 
 
 def _address(storage):

@@ -402,7 +402,7 @@ def test_a_failed_check_is_not_printed_as_true():
         "failed: 1 view does not overlap itself",
         "1 scale view lies at its rightful place",
         "failed: 1 scale view lies at its rightful place",
-        "warning: 1 view has rows at multiples of 8 bytes",
+        "warning: 1 view has rows at offsets that are multiples of 8 bytes",
     )
     cells = View("cells", A, (4, 4), (10, 1))
     scales = [View(f"s{n}", A, (4,), (10,), 4 + n) for n in range(3)]

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,9 +16,9 @@ from numpy.lib.stride_tricks import as_strided
 
 from kvviz.audit import writer
 from kvviz.audit.audit import audit_views
-from kvviz.audit.claims import Follows
+from kvviz.audit.claims import Aligned, Follows
 from kvviz.audit.collect import usual_claims, views_of, views_of_vllm
-from kvviz.audit.view import Storage
+from kvviz.audit.view import Storage, View
 from kvviz.audit.views_file import read
 from kvviz.audit.writer import tensors_of_vllm, write_views
 from kvviz.cache.buffers import allocate
@@ -74,6 +75,25 @@ def test_fields_of_records_keep_their_bytes():
     assert [value.start_of((n, 0)) for n in range(3)] == [
         records["value"][n:].__array_interface__["data"][0] - start for n in range(3)
     ]
+
+
+def test_the_address_of_a_storage_is_known_modulo_2_mib(tmp_path):
+    """Alignment depends on the address. A tensor inside a larger buffer begins where its storage begins."""
+    array = np.zeros(8192 + 4096, np.uint8)
+    start = -array.ctypes.data % 4096 + 64
+    pool = torch.from_numpy(array[start : start + 4096 + 64])
+    assert pool.data_ptr() % 4096 == 64
+    views = views_of({"pool": pool, "meta": torch.zeros(4, device="meta")})
+    assert [view.storage.address for view in views] == [pool.data_ptr() % (2 << 20), None]
+    write_views(tmp_path / "views.json", {"pool": pool, "meta": torch.zeros(4, device="meta")})
+    file = read(tmp_path / "views.json")
+    assert [storage.address for storage in file.storages] == [pool.data_ptr() % (2 << 20), None]
+    assert str(pool.data_ptr()) not in (tmp_path / "views.json").read_text()
+    for given in (views[:1], file.views[:1]):
+        rows = View("rows", given[0].storage, (1, 64), (64, 1))
+        (finding,) = audit_views([rows], [Aligned("rows", 4096)]).findings
+        assert "64 bytes after a multiple of 4096" in finding.text
+        assert audit_views([replace(rows, offset=4096 - 64)], [Aligned("rows", 4096)]).clean
 
 
 def test_lists_and_roles():

@@ -104,14 +104,18 @@ def test_an_address_in_float32_is_rounded_as_numpy_rounds():
 @pytest.mark.parametrize("seed", SEEDS)
 def test_aligned_is_that_of_the_account(seed):
     draw = random.Random(seed)
-    view, boundary = random_view(draw), draw.choice((1, 2, 4, 8, 12, 16, 32, 128))
+    boundary = draw.choice((1, 2, 4, 8, 12, 16, 32, 128))
+    address, modulus = draw.choice((None, 0, 8, draw.randrange(64))), draw.choice((64, 4096))
+    view = random_view(draw, storage=Storage("pool", 1 << 14, address, modulus))
+    known = address is not None and modulus % boundary == 0
+    base, in_sector = (address if known else 0), (address or 0)
     rows = [index for index in indices(View("v", POOL, (*view.shape[:-1], 1), view.stride, view.offset))]
     starts = {index: elems(view, index) * view.itemsize for index in rows}
-    off = {index for index, start in starts.items() if start % boundary}
+    off = {index for index, start in starts.items() if (base + start) % boundary}
     width = view.shape[-1] * view.itemsize
     sectors: dict[tuple[int, ...], set[int]] = {}
     for index in indices(view):
-        start = elems(view, index) * view.itemsize
+        start = elems(view, index) * view.itemsize + in_sector
         sectors.setdefault(index[:-1], set()).update(byte // 32 for byte in range(start, start + view.itemsize))
     touched = sum(map(len, sectors.values()))
     for required, severity in ((True, "error"), (False, "warning")):
@@ -123,6 +127,52 @@ def test_aligned_is_that_of_the_account(seed):
             assert f"{len(off)} of {len(rows)} row{'s' * (len(rows) > 1)} of {width} byte" in finding.text
             assert f"all rows together touch {touched} sector" in finding.text
             assert ("legal and slow" in finding.text) == (not required)
+            assert ("only offsets were judged" in finding.text) == (not known)
+        notes = audit_views([view], [Aligned("v", boundary, required)]).notes
+        assert any("only offsets were judged" in note for note in notes) == (not known and not off and boundary > 1)
+
+
+def test_rows_are_aligned_by_the_address_of_their_storage():
+    """The storage starts 64 bytes after a multiple of 4096. Rows at multiples of 4096 inside the storage are off."""
+    storage = Storage("pool", 5 * 4096, 64, 4096)
+    inside = View("v", storage, (3, 64), (4096, 1))
+    (finding,) = claimed([inside], Aligned("v", 4096))
+    assert (finding.kind, finding.elements, finding.example[0].index) == ("unaligned", 3, (0, 0))
+    assert "storage pool starts 64 bytes after a multiple of 4096" in finding.text
+    (diagnosis,) = diagnose([inside], [Aligned("v", 4096)])
+    assert diagnosis.proved and diagnosis.repaired[0].offset == 4096 - 64
+    result = audit_views(diagnosis.repaired, [Aligned("v", 4096)])
+    assert result.clean and not result.notes and "1 view has rows at multiples of 4096 bytes" in result.checked
+
+
+def test_without_an_address_only_offsets_are_judged():
+    views = [
+        View(name, Storage("pool", 5 * 4096), (3, 64), (4096, 1), offset) for name, offset in (("a", 0), ("b", 64))
+    ]
+    said = "only offsets were judged: the address of storage pool is not known"
+    clean = audit_views(views, [Aligned("a", 4096)])
+    assert clean.clean and clean.notes == (f"a: {said}",)
+    assert "1 view has rows at offsets that are multiples of 4096 bytes" in clean.checked
+    (finding,) = claimed(views, Aligned("b", 4096))
+    assert finding.text.endswith(said) and "only offsets were judged" in diagnose(views, [Aligned("b", 4096)])[0].text
+    known = replace(views[0], storage=Storage("pool", 5 * 4096, 64, 1024))
+    (note,) = audit_views([known], [Aligned("a", 4096)]).notes
+    assert note == f"a: {said} modulo 4096"
+
+
+@pytest.mark.parametrize(
+    ("address", "modulus", "said"),
+    [
+        (64, 48, "address_modulus must be a power of two, not 48"),
+        (64, 0, "address_modulus must be a power of two, not 0"),
+        (64, True, "address_modulus must be a power of two, not True"),
+        (4160, 4096, "address must be an integer from 0 to 4095, not 4160: give the remainder"),
+        (-1, 4096, "address must be an integer from 0 to 4095, not -1"),
+    ],
+)
+def test_an_address_is_a_remainder(address, modulus, said):
+    with pytest.raises(ValueError, match=f"storage s: {said}"):
+        Storage("s", 64, address, modulus)
 
 
 @pytest.mark.parametrize(("step", "bytes_"), [(1, 2), (8, 16), (12, 24)])
@@ -138,7 +188,7 @@ def test_the_stride_of_a_single_index_counts_on_request(step, bytes_):
 def test_aligned_says_how_often_a_row_is_right():
     view = View("rows", Storage("cache", 16 * 92), (16, 1, 46), (46, 46, 1), 0, 2, ("slot", "head", "d"))
     (finding,) = claimed([view], Aligned("rows", 16))
-    assert finding.elements == 12 and finding.text.endswith("the distance from a boundary repeats every 4 along slot")
+    assert finding.elements == 12 and "the distance from a boundary repeats every 4 along slot;" in finding.text
     assert finding.example[0].index == (1, 0, 0)
     assert [slot for slot in range(16) if slot * 92 % 16 == 0] == [0, 4, 8, 12]
 
@@ -411,7 +461,7 @@ def test_one_row_does_not_start_and_two_rows_do_not():
     (finding,) = claimed([one], Aligned("one", 8))
     assert finding.text == (
         "1 of 2 rows of 8 bytes does not start at a multiple of 8; all rows together touch 2 sectors of 32 bytes, and "
-        "would touch 2 if aligned"
+        "would touch 2 if aligned; only offsets were judged: the address of storage pool is not known"
     )
     (finding,) = claimed([two], Aligned("two", 8))
     assert finding.text.startswith("2 of 3 rows of 8 bytes do not start at a multiple of 8")

@@ -119,6 +119,16 @@ def test_a_file_is_judged_as_the_views_are(owners, claims):
     assert told == said
 
 
+def test_the_address_of_a_storage_survives():
+    view = View("v", Storage("s", 64, 64, 4096), (2, 4), (8, 1))
+    (record,) = json.loads(dump(ViewsFile.of([view])))["storages"]
+    assert record == {"name": "s", "nbytes": 64, "address": 64, "address_modulus": 4096}
+    (read_back,) = load(dump(ViewsFile.of([view]))).storages
+    assert (read_back.address, read_back.address_modulus) == (64, 4096)
+    (record,) = json.loads(dump(ViewsFile.of([replace(view, storage=Storage("s", 64))])))["storages"]
+    assert record == {"name": "s", "nbytes": 64}
+
+
 def test_a_file_without_claims_says_so():
     assert "claims nothing" in str(load(changed("claims", [])).audit())
     assert "claims nothing" not in str(load(json.dumps(EXAMPLE)).audit())
@@ -139,6 +149,9 @@ WRONG = [
     ("storages[0].nbytes", -1, "storages[0].nbytes: must be at least 0, not -1"),
     ("storages[0].nbytes", 1 << 70, "storages[0].nbytes: must be at most"),
     ("storages[0].name", "", "storages[0].name: must have 1 to 200 characters"),
+    ("storages[0].address", -1, "storages[0].address: must be at least 0, not -1"),
+    ("storages[0].address", 1 << 21, "storages[0]: address must be an integer from 0 to 2097151, not 2097152: give"),
+    ("storages[0].address_modulus", 48, "storages[0]: address_modulus must be a power of two, not 48"),
     ("views[1]", 5, "views[1]: must be an object, not 5"),
     ("views[1].strides", [1], "views[1]: has no field 'strides'; known are name"),
     ("views[1].stride", ..., "views[1]: the field 'stride' is missing"),

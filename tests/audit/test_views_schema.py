@@ -10,7 +10,7 @@ from jsonschema import Draft202012Validator
 
 from kvviz.audit.case_book import cases
 from kvviz.audit.claims import Claim
-from kvviz.audit.view import View
+from kvviz.audit.view import Storage, View
 from kvviz.audit.views_file import CLAIMS, DTYPES, ViewsFileError, dump, load
 from kvviz.audit.views_schema import SCHEMA
 
@@ -38,7 +38,8 @@ def full_file() -> dict:
         {"kind": kind} | {part.name: CLAIM_VALUES.get(part.name, "b") for part in fields(claim)}
         for kind, claim in CLAIMS.items()
     ]
-    file = {"format": "kvviz-views", "version": 1, "storages": [{"name": "s", "nbytes": 64}], "views": views}
+    storages = [{"name": "s", "nbytes": 64, "address": 4, "address_modulus": 64}]
+    file = {"format": "kvviz-views", "version": 1, "storages": storages, "views": views}
     return deepcopy(file | {"claims": claims})
 
 
@@ -97,7 +98,7 @@ def test_a_wrong_value_in_any_place_is_rejected_by_both(way):
 @pytest.mark.parametrize("way", [way for way in places(full_file()) if isinstance(way[-1], str)], ids=str)
 def test_both_agree_on_which_fields_may_be_missing(way):
     file, name = changed(way, ...), way[-1]
-    optional = name == "claims" or (way[0] == "views" and name in VIEW_OPTIONAL)
+    optional = name in ("claims", "address", "address_modulus") or (way[0] == "views" and name in VIEW_OPTIONAL)
     if way[0] == "claims" and len(way) == 3 and name != "kind":
         claim = CLAIMS[full_file()["claims"][way[1]]["kind"]]
         optional = next(part for part in fields(claim) if part.name == name).default is not MISSING
@@ -122,6 +123,7 @@ def test_kinds_fields_and_types_are_those_of_the_code():
     assert SCHEMA["$defs"]["type_name"]["enum"] == [*DTYPES]
     given = {*SCHEMA["$defs"]["view"]["properties"]} - {"dtype"} | {"itemsize"}
     assert given == {part.name for part in fields(View)}
+    assert [*SCHEMA["$defs"]["storage"]["properties"]] == [part.name for part in fields(Storage)]
 
 
 def test_every_optional_field_of_a_view_is_read_and_written():
