@@ -12,7 +12,8 @@ from pathlib import Path
 
 KIT = Path(__file__).resolve().parents[1]
 SEATS = int(os.environ.get("KVVIZ_SEATS", "30"))
-"""Number of servers that may run at the same time, one per participant. They share the CPU cores equally."""
+"""Number of servers that may run at the same time, one per participant. Each server may use an equal share of the CPU
+cores."""
 
 GROUP = os.environ.get("KVVIZ_GROUP", "kvviz")
 """Name of a group of the operating system. Only members of this group may log in."""

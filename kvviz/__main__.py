@@ -1,4 +1,4 @@
-"""The command ``kvviz``: ``kvviz doctor``, ``fetch``, ``audit``, ``report`` and ``workshop``.
+"""The command ``kvviz``, with its commands ``doctor``, ``fetch``, ``audit``, ``compare``, ``report`` and ``workshop``.
 
 Each command imports only what it needs, so that ``kvviz audit`` works in an installation without extras.
 """
@@ -51,7 +51,7 @@ exit status:
 COMPARE_STATUSES = """\
 exit status:
   0  clean: each byte of the receiver gets what it needs
-  1  some bytes do not
+  1  some bytes of the receiver do not get what they need
   2  a file cannot be used
   3  the comparison would take too much work, so nothing was judged
 """
@@ -166,7 +166,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _command(commands, name: str, purpose: str) -> argparse.ArgumentParser:
-    """Return a new parser of one command. Its purpose is printed in both help texts."""
+    """Return a new parser of one command. ``kvviz --help`` and the help of the command both print ``purpose``."""
     return commands.add_parser(name, help=purpose, description=f"{purpose[0].upper()}{purpose[1:]}.")
 
 

@@ -1,8 +1,8 @@
 """Makes the Python environment ``.venv``, and corrects it after the folder of kvviz was moved or copied.
 
 The files in ``.venv`` contain the absolute path of their folder. The path stands in the first line of each command, and
-in the file that says where the package kvviz is. If somebody moves the folder of kvviz, these paths become wrong. A
-notebook then cannot import kvviz. If another copy of kvviz is now at the old path, the notebook imports this copy.
+in the file that says where the package kvviz is. If somebody moves the folder of kvviz, these paths become wrong. Then
+a notebook cannot import kvviz, or it imports another copy of kvviz that is now at the old path.
 
 ``python -m kvviz.environment`` makes the environment. If the requirements have changed, it makes the environment again.
 If the folder was moved, it corrects the paths. This module needs only the standard library, because it runs before

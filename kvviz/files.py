@@ -30,7 +30,8 @@ def write_whole(path: Path, data: bytes) -> int:
 
 @contextlib.contextmanager
 def part_file(path: Path) -> Iterator[Path]:
-    """Yield the path of a part file for a ``with`` statement. At the end, give the part file the name ``path``.
+    """Yield the path of a part file for a ``with`` statement. When the statement ends, rename the part file to
+    ``path``.
 
     If the code in the ``with`` statement raises an error, the part file is removed. ``path`` is then unchanged.
     """

@@ -33,8 +33,8 @@ PARTS = ("kind", "first byte", "fix")
 """The parts of an answer."""
 
 MAX_DRAWS = 1_000
-"""Limit of the caches that are drawn for one question, until one of them can have the wanted fault. Most questions need
-only a few draws. After the last draw, an error is raised."""
+"""Largest number of caches that are drawn for one question, until a cache can have the wanted fault. Most questions
+need only a few draws. If no cache can have the fault, an error is raised."""
 
 _WRONG_ELEMENT = "the start of the lowest element that is in a wrong place (where it is, not where it belongs)"
 

@@ -22,7 +22,7 @@ def check_archive(path: Path) -> None:
     if path.suffix.lower() != ENDING:
         raise ValueError(f"the name {path} does not end in {ENDING}: try {path.with_suffix(ENDING)}")
     if path.is_dir():
-        raise ValueError(f"{path} is a folder: remove it, or give the archive another name")
+        raise ValueError(f"{path} is a folder: give the archive another name")
     probe = path.with_name(f".probe.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

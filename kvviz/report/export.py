@@ -130,7 +130,7 @@ def main(
         - 0: every notebook has a page.
         - 1: a notebook has no page, or the list of pages or the archive could not be written.
         - 2: there was nothing to run, or the folder of the pages cannot be written to.
-        - 130 after Ctrl-C. After another signal it is 128 plus the number of the signal.
+        - 130: Ctrl-C ended the report. After another signal, the status is 128 plus the number of the signal.
     """
     progress = Progress(sys.stdout)
     try:

@@ -51,13 +51,13 @@ class Notebook:
     Args:
         path: the file.
         node: the content, or None if the notebook cannot be read or run. ``problem`` then gives the reason.
-        title: the title in the metadata, as plain text. Without such a title: the first heading. Without a heading: the
-            name of the file.
+        title: the title in the metadata, as plain text. If there is no such title, it is the first heading. If there is
+            no heading, it is the name of the file.
         promise: the first paragraph, as harmless inline HTML.
         minutes_cpu, minutes_gpu: minutes that a run takes according to the author. None if the author gives no time.
-        minutes_read: minutes that reading takes: the author's number, or an estimate from the number of words. None if
-            the notebook cannot be read.
-        problem: the reason if ``node`` is None, else "". The text continues a sentence after the name of the file.
+        minutes_read: minutes that reading takes, as the author says or as the number of words suggests. None if the
+            notebook cannot be read.
+        problem: the reason why ``node`` is None, or "". It continues a sentence that begins with the name of the file.
     """
 
     path: Path
@@ -161,7 +161,7 @@ def _failure(error: Exception, cell: NotebookNode | None, number: int, cell_time
         return Failure(number, line, f"not done after {cell_timeout_s} s: make the cell do less, or allow more time")
     if isinstance(error, DeadKernelError):
         return Failure(number, line, "the Python process of the notebook died: check if it had enough memory")
-    hint = f"is ipykernel installed for {sys.executable}?" if not number else "no traceback"
+    hint = f"check that ipykernel is installed for {sys.executable}" if not number else "there is no traceback"
     return Failure(number, line, f"{_first_line(str(error))} ({hint})")
 
 

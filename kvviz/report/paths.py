@@ -47,7 +47,7 @@ def shortener(folder: Path) -> Callable[[str], str]:
 
 
 def _names(folder: Path) -> dict[str, str]:
-    """Return the short name of each known folder, by its path. A path in the home folder also has a key ``~/...``."""
+    """Return a dict from paths of folders to short names. A folder in the home folder also has a path ``~/...``."""
     libraries = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages()]
     known = [(Path.home(), "~"), (Path(tempfile.gettempdir()), "tmp"), (PACKAGE.parent, "")]
     known += [(Path(os.__file__).parent, "python"), *((Path(one), "site-packages") for one in libraries)]

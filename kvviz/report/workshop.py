@@ -158,7 +158,7 @@ def _differs(path: Path, data: bytes) -> bool:
 
 
 def _copies(notebooks: Path) -> dict[str, bytes]:
-    """Return two copies of each notebook and of each ``.json`` file: contents by path below the folder of copies."""
+    """Return the contents of all files to write, by path. Each notebook and each ``.json`` file is written twice."""
     made = {}
     for path in sorted(notebooks.glob("*.ipynb")):
         lesson = read(path)

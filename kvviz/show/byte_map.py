@@ -35,8 +35,8 @@ class Part:
 
     Attributes:
         view, role: name and role of the view.
-        index: the index of the part in the view. If the last axis has the name ``byte``, it has no number in ``index``.
-        axes: the name of the axis of each number in ``index``.
+        index: the index of the part in the view. There is no number for a last axis with the name ``byte``.
+        axes: for each number in ``index``, the name of its axis.
     """
 
     view: str
@@ -338,7 +338,7 @@ def _parts(views: Sequence[View], cells: np.ndarray) -> tuple[Part, ...]:
 
 
 def _byte_range(start: int, stop: int, owners: tuple[Part, ...], writers: tuple[Part, ...]) -> ByteRange:
-    """Return the range with its state. If there are no tails, data and scale own the same bytes: the owner is data."""
+    """Return the range with its state. If data and a scale both own the bytes, the owner of the range is the data."""
     owner = min(owners, key=lambda part: part.role != "data", default=None)
     if len(writers) > 1:
         state = "contested"

@@ -20,9 +20,9 @@ the colour :data:`INK`."""
 
 @dataclass(frozen=True)
 class Shade:
-    """The colour of one kind of bytes: ``colour`` mixed with the background. If it is "", the hue of the layer is used.
+    """The colour of one kind of bytes, mixed with the background. ``share`` (0 to 1) is the part of the colour.
 
-    ``share`` (0 to 1) is the part of the colour in the mix.
+    If ``colour`` is "", the colour is the hue of the layer.
     """
 
     share: float

@@ -111,7 +111,7 @@ def look(position: Position) -> Shown:
 def arithmetic(cache: KVCache, hidden: int = 0) -> str:
     """Return the sizes of a cell, a page, a block and the cache, one line each.
 
-    ``hidden`` is the number of storages that are not drawn; they have the same form as the drawn ones.
+    ``hidden`` is the number of storages that are not drawn. They look like the storages that are drawn.
     """
     spec = cache.spec
     cells = 2 * spec.block_size * spec.num_kv_heads
@@ -140,7 +140,7 @@ class Explorer:
         positions: the static copies: positions by title.
 
     Raises:
-        ValueError: an unknown control, or a value in ``start`` that a control does not offer.
+        ValueError: a control does not exist, or a control does not offer its value in ``start``.
     """
 
     def __init__(
@@ -170,7 +170,7 @@ class Explorer:
 
     @property
     def outputs(self) -> tuple[str, str]:
-        """The HTML of the map, and the HTML of the text above the map. The first is "" if no cache can exist."""
+        """The HTML of the map, and the HTML of the text above the map. If no cache can exist, the first HTML is ""."""
         data = self._out.outputs[0]["data"] if self._out.outputs else {}
         return data.get("text/html", ""), self._summary.value
 

@@ -1,6 +1,6 @@
 """``assert_layout`` checks a layout in a test suite. If a claim is false, the test fails with the findings and a map.
 
-It accepts ``meta`` tensors, so a machine without a GPU can check a layout of any size.
+``assert_layout`` accepts ``meta`` tensors, so a machine without a GPU can check a layout of any size.
 """
 
 from collections.abc import Mapping, Sequence

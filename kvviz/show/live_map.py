@@ -64,7 +64,7 @@ class MapView:
 
     Raises:
         ValueError: there is no map, a map is empty, there are frames but several maps, a frame has another length than
-            the window, the finding has no place or a kind without places, or a storage has 2**53 bytes or more.
+            the window, the finding cannot be marked, or a storage has 2**53 bytes or more.
     """
 
     def __init__(

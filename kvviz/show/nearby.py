@@ -49,7 +49,7 @@ def _other_owners(views: Sequence[View], claims: Sequence[Claim], shown: Sequenc
 
 
 def _with_owner(record: ByteMap, view: View) -> ByteMap:
-    """Return the map with one more view, which becomes owner and writer of its bytes that had neither."""
+    """Return the map with one more view. If a byte of the view had no owner and no writer, the view becomes both."""
     if view.storage != record.storage or not claimed_bytes(view, record.start, record.stop).any():
         return record
     below = byte_map([view], window=(record.start, record.stop), storage=record.storage)
@@ -84,7 +84,7 @@ def _shown(finding: Finding, views: Sequence[View], claims: Sequence[Claim]) -> 
     """
     named = {view.name: view for view in views}
     names = [*finding.views, *(place.view for place in finding.example), *(owner for owner, _ in finding.hits)]
-    # A map shows a rightful place as the owner with the name of the view that belongs there.
+    # The owner at a rightful place has the name of the view that belongs there. So this view must be shown too.
     names += [claim.view for claim in claims if isinstance(claim, BelongsAt) and claim.rightful in names]
     companions = [claim.views for claim in claims if isinstance(claim, Disjoint) and set(claim.views) & {*names}]
     names += [name for others in companions for name in others]

@@ -18,7 +18,7 @@
 
   // Lines and labels that are less important have only this part (0 to 1) of the text colour.
   const SOFT = 0.6, STRIP_WRITTEN = 0.45, STRIP_SHARED = 0.3;
-  // Opacity of bytes that are not highlighted while others are.
+  // Opacity of bytes that are not highlighted, if other bytes are highlighted.
   const DIMMED = 0.16;
 
   // Return the present colours. They change if the page changes between light and dark.

@@ -36,14 +36,14 @@ from kvviz.show.rows import Row, rows
 from kvviz.show.states import STATES
 
 ROW_INCHES, MAX_PANEL_INCHES = 0.19, 10.0
-"""Height of a row, and limit of the height of all rows of a panel. If a panel has many rows, they are lower."""
+"""Height of a row, and largest height of all rows of a panel together. If there are many rows, each row is lower."""
 
 GAP = 0.05
 """White space above and below a row, as a part (0 to 1) of the height of the row. Rows lower than :data:`FLAT_INCHES`
 have no white space."""
 
 FLAT_INCHES, NARROW_INCHES = 0.1, 0.08
-"""Lower rectangles, or narrower rectangles, have a thin edge or no edge, because a full edge would cover them."""
+"""A rectangle that is lower or narrower than this has a thin edge or no edge, because a full edge would cover it."""
 
 TITLE_INCHES, COUNTS_INCHES, TICKS_INCHES, CALLOUT_INCHES = 0.2, 0.2, 0.3, 0.42
 MARGIN = 0.12

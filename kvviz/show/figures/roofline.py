@@ -19,7 +19,7 @@ def roofline(result: Mapping) -> Sheet:
     Args:
         result: the results of ``benchmarks/kernels.py``. The keys are ``machine``, ``date``, ``ceilings`` (``copy`` in
             GB/s, ``launch`` in microseconds), and ``rows``. Each row has ``kernel``, ``mode``, ``layout``, ``bytes``,
-            ``us`` (microseconds), ``GB/s`` and ``share`` (part of the speed of the copy, 0 to 1).
+            ``us`` (microseconds), ``GB/s`` and ``share`` (speed divided by the speed of the copy).
     """
     rows = [row for row in result["rows"] if row["kernel"] in MARKERS and row["layout"] == "per-layer"]
     rows = [row for row in rows if row.get("order", "random") == "random"]
