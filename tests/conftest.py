@@ -45,7 +45,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def gpu_missing() -> str | None:
-    """Return what this machine lacks for tests marked ``gpu``, or None."""
+    """Return what this machine lacks for tests marked ``gpu``. Return None if nothing is missing."""
     for package in ("torch", "triton"):
         if importlib.util.find_spec(package) is None:
             return f"the package {package} is not installed"

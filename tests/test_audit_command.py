@@ -222,7 +222,7 @@ def run(path: Path) -> Ran:
 
 
 def hostile(folder: Path) -> dict[str, Path]:
-    """Return hostile files by their fault."""
+    """Return hostile files: for the name of each fault, the path of a file."""
 
     def of(name: str, text: str) -> Path:
         (folder / f"{name}.json").write_text(text)

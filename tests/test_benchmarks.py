@@ -81,7 +81,7 @@ def test_the_script_runs_where_its_engine_is_installed(module, name):
 
 @pytest.mark.parametrize(("module", "name"), [("nixl", "nixl_blocks"), ("mooncake", "mooncake_store")])
 def test_without_its_engine_a_script_says_what_to_install(module, name):
-    """A process in which the engine cannot be found, whether it is installed or not."""
+    """Run the script in a process that cannot find the engine, even if the engine is installed."""
     code = f"""if True:
         import importlib.util, runpy, sys
         find = importlib.util.find_spec

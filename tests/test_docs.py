@@ -1,5 +1,8 @@
-"""The documents beside the README: terms have their files, figures are what is computed or the README's, and links lead
-somewhere."""
+"""Tests of the documents beside the README.
+
+Each term of the glossary names a file that contains the term. Each figure is equal to a computed figure, or to a figure
+of the README. Each link leads to something.
+"""
 
 import re
 from html.parser import HTMLParser
@@ -32,7 +35,7 @@ RELEASED_KINDS = (
 
 
 def plain(text: str) -> str:
-    """Words in small letters with one blank between them, whatever joined them."""
+    """Return the words of a text in small letters, with one blank between two words."""
     return " ".join(re.findall(r"\w+", text.lower()))
 
 
@@ -112,7 +115,7 @@ INT8, PADDED = "int8_per_token_head", 5120
 
 
 def computed() -> dict[str, int]:
-    """Every number of the sheet by its key, as kvviz has it."""
+    """Compute every number of the cheat sheet. Return the numbers by key."""
     found = dict(SIZES)
     for mode in RELEASED:
         spec = CacheSpec(**SIZES, kv_cache_dtype=mode)
@@ -183,7 +186,7 @@ class TestCheatSheet:
         assert wrong == {} and len(shown) > 100
 
     def test_no_number_escapes_the_comparison(self):
-        """Outside of what is compared stand names, formulae in ``code``, and the 2 and the 4 of a formula's words."""
+        """Apart from numbers that are compared, the words of the page contain only the number 4 and vLLM releases."""
         words = " ".join(Numbers(self.html).words)
         for name in (*RELEASED, "float32", "A4"):
             words = words.replace(name, "")

@@ -1,4 +1,4 @@
-"""``kvviz doctor`` makes a line, and never an exception, of everything that is missing; and the command ``kvviz``."""
+"""Tests of ``kvviz doctor`` and of the command ``kvviz``. A missing thing gives a line, and never an exception."""
 
 import os
 import subprocess
@@ -22,7 +22,7 @@ import_problems = doctor.import_problems
 
 @pytest.fixture(autouse=True)
 def problems(monkeypatch) -> dict[str, str]:
-    """The result of importing all packages, which takes seconds: empty at first, and a test may fill it."""
+    """Stand in for the import of all packages, which takes seconds. A test may put problems into the empty dict."""
     found = {}
     monkeypatch.setattr(doctor, "import_problems", lambda: found)
     monkeypatch.setattr(environment, "wrong_paths", lambda: "")
@@ -103,7 +103,7 @@ def test_a_package_that_raises_is_named_with_its_error(problems):
 
 
 def test_what_is_approved_was_imported(tmp_path, monkeypatch):
-    """Each kind of damage, in files with the names of packages: an error, the end of Python, and waiting forever."""
+    """Files with the names of packages do each kind of damage: they raise an error, end Python, or wait forever."""
     monkeypatch.setattr(doctor, "import_problems", import_problems)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(doctor, "IMPORT_SECONDS", 20)

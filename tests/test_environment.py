@@ -58,7 +58,7 @@ def kit(tmp_path, monkeypatch) -> Path:
 
 
 def started(root: Path) -> str:
-    """Run the installed command ``kvviz`` of a clone, by its first line."""
+    """Run the installed command ``kvviz`` of a clone, with the Python that its first line names."""
     return subprocess.run([root / ".venv" / "bin" / "kvviz"], capture_output=True, text=True).stdout.strip()
 
 

@@ -1,4 +1,4 @@
-"""Test the benchmark of the kernels with small sizes: its byte counts, the results of what it times, its records."""
+"""Test the benchmark of the kernels with small sizes: its byte counts, the work that it times, and its records."""
 
 import json
 import sys

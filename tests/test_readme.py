@@ -10,11 +10,11 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 LEFT_OUT = ("__init__.py", ".gitignore")
-"""Files that the tree need not name: what they hold is said in the line of their folder."""
+"""Files that the tree need not name, because the line of their folder says what they contain."""
 
 
 def tracked() -> set[str]:
-    """Every file of the checkout, tracked or not, without what git ignores."""
+    """Return every file of the checkout, except files that git ignores."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     try:
         names = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
@@ -24,7 +24,7 @@ def tracked() -> set[str]:
 
 
 def tree() -> dict[str, str]:
-    """Path to description, for each line of the file tree: two blanks of indent per folder."""
+    """Return the description of each path in the file tree. A file stands two blanks right of its folder."""
     (text,) = re.findall(r"^```text\n(.*?)^```", CONTRIBUTING, re.MULTILINE | re.DOTALL)
     found, folders = {}, []
     for line in text.splitlines():

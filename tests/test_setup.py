@@ -1,4 +1,4 @@
-"""The files that describe the environment agree, each extra installs what its modules import, and make sets it up."""
+"""The files that describe the environment agree, each extra installs what its modules import, and make installs all."""
 
 import ast
 import importlib.metadata
@@ -34,7 +34,7 @@ EXTRAS_OF_ROOMS = {
     "show": {"", "notebook"},
     "report": {"", "notebook"},
 }
-"""The extras whose packages a room may import; "" is an installation without extras."""
+"""For each room, the extras whose packages it may import. "" stands for an installation without extras."""
 
 
 def requirement_lines() -> list[str]:
@@ -55,7 +55,7 @@ def project() -> dict:
 
 
 def extras() -> dict[str, dict[str, Requirement]]:
-    """Extra to its requirements, by name of the package; "" is an installation without extras."""
+    """Return the requirements of each extra, by name of the package. "" stands for an installation without extras."""
     fixed = project()["project"]
     texts = {"": fixed["dependencies"]} | fixed["optional-dependencies"]
     found = {extra: [*map(Requirement, lines)] for extra, lines in texts.items()}
@@ -67,7 +67,7 @@ def declared() -> dict[str, Requirement]:
 
 
 def third_party(folder: Path) -> dict[str, set[str]]:
-    """Path below ``folder`` to the packages that the file imports, other than Python's and those of this repository."""
+    """For each path below ``folder``, return the packages of other people that the file imports."""
     found = {}
     ours = {"kvviz", "tests", "benchmarks", *(path.stem for path in (ROOT / "benchmarks").glob("*.py"))}
     for path in sorted(folder.rglob("*.py")):
@@ -86,7 +86,7 @@ def distributions(modules: set[str]) -> set[str]:
 
 
 def sources() -> list[Path]:
-    """The repository's text files: tracked ones, and ones that could be."""
+    """Return the text files of the repository, except files that git ignores."""
     if shutil.which("git") is None or not (ROOT / ".git").exists():
         pytest.skip("needs git and a checkout: the list of files comes from git")
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
@@ -95,7 +95,7 @@ def sources() -> list[Path]:
 
 
 def make(*arguments: str) -> subprocess.CompletedProcess:
-    """Run make here, as if the variables of the make that may run the tests were not set."""
+    """Run make in this repository. If make runs the tests, hide the variables of that make."""
     if shutil.which("make") is None:
         pytest.skip("needs make")
     ours = ("PYTHON", "TORCH_INDEX", "ARGS", "MFLAGS", "MAKEFLAGS", "MAKELEVEL", "MAKEOVERRIDES")

@@ -127,7 +127,7 @@ SLIPS = {
         ("return FITS // (num_seqs * num_heads) * 4", "64 sequences, 8 heads: 12 is not a number from 1 to 8"),
     ],
 }
-"""Exercise -> likely mistakes, each with a part of the message of the check."""
+"""For each exercise, likely mistakes. Each mistake has a part of the message of the check."""
 
 ANSWERS = {
     "00.1": ("196, 200", "196 to"),
@@ -145,7 +145,7 @@ ANSWERS = {
     "10.1": ("1,107,296,256", "570,425,344", "2 *"),
     "10.2": ("fits", "4 splits", "2 splits"),
 }
-"""Exercise -> words of the solution that its check must not print."""
+"""For each exercise, words of the solution that the check must not print."""
 
 
 def by_solution(path: Path) -> list[tuple[int, int]]:
@@ -160,7 +160,7 @@ def by_solution(path: Path) -> list[tuple[int, int]]:
 
 
 def names(source: str) -> tuple[set[str], set[str], set[str]]:
-    """Return the names that a cell binds (without loop variables), those with changed entries, and those only read."""
+    """Return three sets of names: names that a cell binds (but not in loops), changes, and only reads."""
     tree, top = ast.parse(source), symtable.symtable(source, "cell", "exec")
     loops = {part.id for node in ast.walk(tree) if isinstance(node, ast.For) for part in targets(node.target)}
     stores = [node for node in ast.walk(tree) if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)]

@@ -1,4 +1,4 @@
-"""Allocations: layers share no byte, all views together cover the content, and a buffer too large is refused."""
+"""Allocations: layers share no byte, all views together cover the content, and too large buffers are refused."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""The reference codes: error bounds, every e4m3 code, halves, the rotation, the zero-point, and poisoned cells."""
+"""The reference codes: error bounds, every e4m3 code, halves, the rotation, the zero point, and poisoned cells."""
 
 import math
 import struct
@@ -21,7 +21,10 @@ def cells(head_size: int = 64, spread: float = 3.0, dtype: torch.dtype = torch.f
 
 
 def sylvester(run: int) -> torch.Tensor:
-    """Return the Walsh-Hadamard matrix: +1 if row and column have an even number of one bits in common, else -1."""
+    """Return the Walsh-Hadamard matrix.
+
+    An element is +1 if the numbers of its row and column have an even number of one bits in common. Otherwise it is -1.
+    """
     signs = [[(-1.0) ** (row & column).bit_count() for column in range(run)] for row in range(run)]
     return torch.tensor(signs, dtype=torch.float64)
 
@@ -174,7 +177,7 @@ def test_signs_are_fixed_and_leave_the_global_generator_alone():
 
 
 def test_zero_point_lies_in_the_lowest_four_bits():
-    """Store the values -5 to 10 times 16: the scale is 16, the zero-point 5, and the codes are 0 to 15 in order."""
+    """Store the values -5 to 10 times 16: the scale is 16, the zero point is 5, and the codes are 0 to 15 in order."""
     stored = torch.arange(-5.0, 11.0) * 16
     x = unrotate(stored)
     assert torch.equal(rotate(x), stored)
@@ -202,7 +205,7 @@ def test_word_of_int4_is_the_scale_but_for_its_zero_point(head_size):
 
 @pytest.mark.parametrize(("sign", "zero_point", "code"), [(1.0, 0, 15), (-1.0, 15, 0)])
 def test_zero_point_is_clamped_when_zero_lies_outside(sign, zero_point, code):
-    """Store values of 15 to 30 scales: a zero-point of 15 is not enough, so all codes are at one end."""
+    """Store values from 15 to 30 times the scale. The largest zero point is 15, so all codes are at one end."""
     x = unrotate(sign * torch.arange(15.0, 31.0) * 16)
     data, word = encode(x, "int4_per_token_head")
     assert bits(float(word)) & 15 == zero_point
@@ -270,7 +273,7 @@ def test_a_mode_can_be_given_as_a_record(mode):
 
 
 def test_a_code_without_a_formula_is_refused():
-    """A mode that is new in one place only must not be taken for another mode."""
+    """If a new mode has no formula for its code, it must not get the formula of another mode."""
     for mode in (Mode("int8", "int8"), Mode("bf16_per_token_head", "bfloat16", "float32")):
         with pytest.raises(ValueError, match=f"mode {mode.name} stores {mode.code} codes with"):
             encode(cells(), mode)

@@ -1,4 +1,4 @@
-"""Predicted and observed bytes: work that reaches exactly the predicted bytes, and work that reaches others."""
+"""Predicted and observed bytes: work that writes exactly the predicted bytes, and work that writes other bytes."""
 
 import numpy as np
 import pytest
@@ -134,7 +134,7 @@ def test_a_storage_that_the_run_does_not_return_is_unreached():
 
 
 def test_scales_carved_from_the_shape_collide_and_are_foretold():
-    """Put the scales of both layers at the same addresses: fewer bytes than cells, and all of them are predicted."""
+    """The scales of both layers have the same addresses, so 48 bytes are written and not 96. They are all predicted."""
 
     def run(fill: int) -> dict[str, torch.Tensor]:
         cache = allocate(SPEC, "cross-layer NHD", fill=fill)

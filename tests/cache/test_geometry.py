@@ -1,4 +1,4 @@
-"""The geometry in plain integers against the strides of torch, which computes them in its own way."""
+"""The geometry in plain integers is equal to the strides that torch computes."""
 
 import numpy as np
 import pytest
@@ -85,7 +85,7 @@ def test_numbers_are_plain_integers():
 
 @pytest.mark.parametrize("order", ["HBLKNC", "HBLNKC"])
 def test_a_layout_follows_from_its_order_alone(order):
-    """A layout that no release has: heads outside blocks, blocks outside layers."""
+    """Test a layout that no release has: heads are outside blocks, and blocks are outside layers."""
     layout = Layout("HBLNC", "split" if order.endswith("KNC") else "packed", order)
     spec = CacheSpec(2, 3, 4, 2, 8)
     taken = sorted(byte for view in geometry.owners(spec, layout) for byte in view.all_bytes.tolist())

@@ -32,7 +32,7 @@ def weight(*shape: int) -> np.ndarray:
 
 @pytest.fixture
 def model(tmp_path) -> Path:
-    """A small GGUF: one tensor as it is, two quantised."""
+    """A small GGUF file with one tensor that is not quantised, and two quantised tensors."""
     path = tmp_path / "small.Q4_1.gguf"
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_array("tokenizer.ggml.tokens", FIELDS["tokenizer.ggml.tokens"])

@@ -64,7 +64,10 @@ def giant() -> tuple[CacheSpec, ByteMap, ByteMap]:
 
 
 def one_stranger() -> tuple[CacheSpec, ByteMap]:
-    """Return a map on which layer 1 alone writes scales, with strides from the shape: also into layers 0 and 2."""
+    """Return a map on which only layer 1 writes scales.
+
+    The scale views are carved from the shape, so they also write into layers 0 and 2.
+    """
     spec = CacheSpec(3, 3, 2, 2, 16, "int8_per_token_head")
     cache = allocate(spec, "cross-layer NHD", "cpu")
     cache.storages[0].copy_(torch.arange(1440, dtype=torch.uint8))

@@ -112,7 +112,7 @@ def test_the_map_equals_a_plain_count_for_views_of_any_shape(seed):
 
 
 def listed(view: View, start: int, stop: int) -> list[int]:
-    """Return the flat number of the element that holds each byte, or -1, from a list of all elements."""
+    """For each byte, return the flat number of the element that holds the byte, or -1. List all elements for this."""
     starts = view.starts.ravel()
     row = np.full(stop - start, -1)
     for byte in range(view.itemsize):

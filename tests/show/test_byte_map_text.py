@@ -16,7 +16,7 @@ MARKS = {"contested": "#", "misplaced": "!", "unreached": "_", "unowned": "."}
 
 
 def drawn(text: str) -> str:
-    """Return the letters of all bytes of a rendered map, rows that were left out included."""
+    """Return the letters of all bytes of a rendered map. Rows that were left out are added again."""
     strips: list[str] = []
     for line in text.splitlines()[1:-1]:
         left_out = re.fullmatch(r" +\* (\d+) more such rows?", line)

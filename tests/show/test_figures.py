@@ -71,7 +71,7 @@ def variant(name: str):
 
 
 def panels(figure):
-    """Return the axes in byte units, in order. The last axes of a figure are the legend; leave them out."""
+    """Return the axes of the maps, in order. The last axes of a figure belong to the legend, and are left out."""
     return figure.axes[:-1]
 
 

@@ -262,7 +262,10 @@ def test_every_state_has_a_swatch_that_highlights_it():
 
 
 def disagreeing() -> list:
-    """Return maps whose writers differ from the owner of the same name in form only, or whose names begin alike."""
+    """Return three maps. In two maps, a writer has the name of the owner, but another shape or other names of axes.
+
+    In the third map, the names of two views have the same beginning.
+    """
     heap = Storage("heap", 64)
     owner = View("v", heap, (4, 2, 8), (16, 8, 1), axes=("token", "head", "byte"))
     long = "x" * 300

@@ -1,4 +1,4 @@
-"""Interactive maps answer mouse, keyboard and finger with the text of ``describe``."""
+"""Interactive maps react to mouse, keyboard and touch with the text of ``describe``."""
 
 import pytest
 
