@@ -109,7 +109,7 @@ def _parser() -> argparse.ArgumentParser:
         "file", type=Path, metavar="FILE", help="the views file: JSON with views and claims (see docs/audit.md)"
     )
     audit.add_argument("-v", "--verbose", action="store_true", help="print every finding")
-    audit.add_argument("--json", type=Path, metavar="OUT", help="write the findings and the mistakes to this JSON file")
+    audit.add_argument("--json", type=Path, metavar="OUT", help="write all findings and diagnoses to this JSON file")
     audit.add_argument("--html", type=Path, metavar="OUT", help="write a map of each finding to this HTML file")
     audit.set_defaults(run=_audit)
 
@@ -126,7 +126,7 @@ def _parser() -> argparse.ArgumentParser:
         "--transfer",
         type=Path,
         metavar="T.json",
-        help="the copies (see docs/compare.md; default: block n to block n, between views of the same name)",
+        help="file that lists the copies (see docs/compare.md); without it, each block goes to the same block id",
     )
     compare.add_argument("--json", type=Path, metavar="OUT", help="write the result to this JSON file")
     compare.set_defaults(run=_compare)
