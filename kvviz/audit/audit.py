@@ -232,7 +232,7 @@ _CHECKS: dict[type, _Check] = {
     ),
     Addressed: _Check(
         "index_space",
-        lambda c, named, _: numbers.addressable(view_named(named, c.view), c.address_type),
+        lambda c, named, _: numbers.addressable(c, view_named(named, c.view)),
         lambda c, _: _Statement(
             f"1 view is addressable in {c.address_type}", f"views are addressable in {c.address_type}"
         ),
@@ -276,6 +276,10 @@ def _overlay_note(claim: Overlay) -> str:
     )
 
 
+_NO_VIEWS = ("name", "address_type", "base", "unit")
+"""Fields of claims with words that are not names of views."""
+
+
 def not_judged(kind: str, claim: Claim, named: Mapping[str, View], error: TooMuchWorkError) -> Finding:
     """Return the error for a claim that takes too much work. It has no counts, and the audit is then not clean.
 
@@ -283,7 +287,7 @@ def not_judged(kind: str, claim: Claim, named: Mapping[str, View], error: TooMuc
         kind: the kind of finding that the check looks for.
         named: the views of the audit by name.
     """
-    given = [getattr(claim, part.name) for part in fields(claim) if part.name not in ("name", "address_type")]
+    given = [getattr(claim, part.name) for part in fields(claim) if part.name not in _NO_VIEWS]
     names = [name for value in given for name in (value if isinstance(value, tuple) else (value,))]
     views = tuple(name for name in dict.fromkeys(names) if isinstance(name, str) and name in named)
     storage = named[views[0]].storage.name

@@ -132,11 +132,14 @@ class Maps(_Statement):
 class Addressed(_Statement):
     """``address_type`` represents the address of every element of ``view`` exactly.
 
-    Addresses count elements from the start of the storage.
+    The address of an element counts from ``base``: ``storage`` is the first byte of the storage, and ``view`` is the
+    element (0, ..., 0) of the view. ``unit`` says what it counts: ``elements`` or ``bytes``.
     """
 
     view: str
     address_type: str
+    base: str = "storage"
+    unit: str = "elements"
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import numpy as np
 
 from kvviz.audit.arguments import one_of
 from kvviz.audit.byte_sets import Dims, TooMuchWorkError, byte_sets, merge_dims, nested_parts, normal_dims
-from kvviz.audit.claims import Aligned, Declared, Maps
+from kvviz.audit.claims import Addressed, Aligned, Declared, Maps
 from kvviz.audit.counting import count_congruent
 from kvviz.audit.elements import locate, place
 from kvviz.audit.findings import Finding, Place, counted
@@ -30,6 +30,9 @@ INTEGER_BITS = {"int8": 7, "uint8": 8, "int16": 15, "uint16": 16, "int32": 31, "
 
 FLOAT_ENDS = {"float16": 1 << 16}
 """Numbers that round to this or more become infinite. The other float types end far beyond any address."""
+
+ADDRESS_BASES, ADDRESS_UNITS = ("storage", "view"), ("elements", "bytes")
+"""Where addresses count from, and what they count."""
 
 ADDRESS_TYPES = (*EXACT_FLOAT_BITS, *INTEGER_BITS)
 """Number types in which a kernel may keep addresses."""
@@ -108,16 +111,20 @@ def _table_in_range(claim: Maps, view: View, held: int, room: str) -> Iterator[F
         yield Finding("index_space", (view.name,), view.storage.name, len(wrong), None, text=text)
 
 
-def addressable(view: View, address_type: str) -> Iterator[Finding]:
-    """Find element addresses that a number type cannot hold exactly. Addresses count elements, not bytes.
+def addressable(claim: Addressed, view: View) -> Iterator[Finding]:
+    """Find element addresses that a number type cannot hold exactly.
 
     Raises:
+        ValueError: the claim has an unknown address type, base or unit.
         TooMuchWorkError: too many elements overlap, or counting aligned addresses would take too much work.
     """
-    one_of("address_type", address_type, ADDRESS_TYPES)
+    address_type = one_of("address_type", claim.address_type, ADDRESS_TYPES)
+    base, counted_in = one_of("base", claim.base, ADDRESS_BASES), one_of("unit", claim.unit, ADDRESS_UNITS)
     if not view.num_elements:
         return
-    unit = replace(view, itemsize=1)  # the same strides: an address in bytes is now an address in elements
+    # In this view, the first byte of an element is the element's address.
+    scale, offset = view.itemsize if counted_in == "bytes" else 1, view.offset if base == "storage" else 0
+    unit = replace(view, stride=tuple(step * scale for step in view.stride), offset=offset * scale, itemsize=1)
     low, high = unit.span_bytes
     ranges = list(_inexact_ranges(address_type, low, high))
     parts = _address_parts(unit) if ranges else []
@@ -125,8 +132,10 @@ def addressable(view: View, address_type: str) -> Iterator[Finding]:
     if any(inexact):
         first = _first_inexact(parts, *next(r for r, count in zip(ranges, inexact, strict=True) if count))
         repeats = prod(size for step, size in zip(unit.stride, unit.shape, strict=True) if step == 0)
-        text = f"element address {first} is the first that {address_type} cannot hold"
+        kind = "element" if counted_in == "elements" else "byte"
+        text = f"{kind} address {first} is the first that {address_type} cannot hold"
         text += f" (it becomes {_rounded(first, address_type)})" if address_type in EXACT_FLOAT_BITS else ""
+        text += "; addresses count from the first element of the view" if base == "view" else ""
         index = locate(unit, first)
         example = () if index is None else (place(view, index),)
         yield Finding("index_space", (view.name,), view.storage.name, sum(inexact) * repeats, None, example, text=text)

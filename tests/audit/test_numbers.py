@@ -63,15 +63,20 @@ def test_addressed_is_that_of_the_account(seed):
     address_type = draw.choice(("bfloat16", "float16", "int8", "uint8", "int16", "uint16"))
     view = random_view(draw, reach=draw.choice((60, 300, 3000, 9000)), storage=Storage("wide", 1 << 22))
     view = replace(view, offset=view.offset - draw.choice((0, 0, 200, 2000, 20_000)))
-    bad = {index: elems(view, index) for index in indices(view) if not exact(elems(view, index), address_type)}
-    found = claimed([view], Addressed("v", address_type))
+    base, unit = draw.choice(("storage", "view")), draw.choice(("elements", "bytes"))
+    origin, size = (view.offset if base == "view" else 0), (view.itemsize if unit == "bytes" else 1)
+    addresses = {index: (elems(view, index) - origin) * size for index in indices(view)}
+    bad = {index: address for index, address in addresses.items() if not exact(address, address_type)}
+    found = claimed([view], Addressed("v", address_type, base, unit))
     assert [(f.kind, f.views, f.elements, f.bytes) for f in found] == (
         [("index_space", ("v",), len(bad), None)] * bool(bad)
     )
     for finding in found:
         (place,) = finding.example
-        assert bad[place.index] == min(bad.values()) and place.start_bytes == min(bad.values()) * view.itemsize
-        assert f"element address {min(bad.values())} is the first" in finding.text
+        assert bad[place.index] == min(bad.values())
+        assert place.start_bytes == elems(view, place.index) * view.itemsize
+        assert f"{unit[:-1]} address {min(bad.values())} is the first" in finding.text
+        assert ("count from the first element of the view" in finding.text) == (base == "view")
 
 
 @pytest.mark.parametrize("address_type", ["float16", "float32", "float64"])
@@ -91,6 +96,26 @@ def test_every_type_ends_where_its_numbers_end(address_type):
     (finding,) = claimed([view], Addressed("v", address_type))
     assert (finding.elements, finding.example[0].index) == (1, (2,))
     assert not claimed([View("v", Storage("huge", last + 9), (2,), (1,), last - 1)], Addressed("v", address_type))
+
+
+def test_addresses_count_from_the_view_or_the_storage_in_elements_or_bytes():
+    """A view of 2**30 elements of 4 bytes in the upper half of a storage of 8 GiB, addressed in 32 bits."""
+    view = View("v", Storage("s", 1 << 33), (1 << 30,), (1,), 1 << 30, 4)
+    wrong = {
+        ("storage", "elements"): 0,
+        ("view", "elements"): 0,
+        ("storage", "bytes"): 1 << 30,
+        ("view", "bytes"): 1 << 29,
+    }
+    for (base, unit), elements in wrong.items():
+        found = claimed([view], Addressed("v", "int32", base, unit))
+        assert [finding.elements for finding in found] == [elements] * bool(elements)
+    (finding,) = claimed([view], Addressed("v", "int32", "view", "bytes"))
+    assert finding.example[0].index == (1 << 29,)
+    assert finding.text == (
+        "byte address 2147483648 is the first that int32 cannot hold; "
+        "addresses count from the first element of the view"
+    )
 
 
 def test_an_address_in_float32_is_rounded_as_numpy_rounds():
@@ -344,6 +369,8 @@ ROWS = View("rows", POOL, (4, 8), (8, 1), 0, 2, ("block", "d"))
     ("claim", "said"),
     [
         (Addressed("rows", "float33"), "address_type 'float33' does not exist.*did you mean 'float32'"),
+        (Addressed("rows", "int32", "page"), "base 'page' does not exist: it is one of storage, view"),
+        (Addressed("rows", "int32", "view", "byte"), "unit 'byte' does not exist.*did you mean 'bytes'"),
         (Aligned("rows", 0), "boundary_bytes must be at least 1, not 0"),
         (Maps("ids", "rows", -1), "ids: count must be at least 0 and ratio at least 1, but count is -1 and ratio is 1"),
         (
@@ -425,7 +452,7 @@ def test_float16_ends_at_infinity(sign):
 def test_addresses_are_counted_and_not_listed(shape, stride, address_type):
     view = View("v", Storage("s", 1 << 42), shape, stride)
     begun = time.process_time()
-    found = list(addressable(view, address_type))
+    found = list(addressable(Addressed("v", address_type), view))
     assert time.process_time() - begun < 0.2
     if view.num_elements <= 1 << 25:
         assert sum(finding.elements for finding in found) == _bad_addresses(view.starts, address_type)
@@ -441,7 +468,7 @@ def _bad_addresses(starts: np.ndarray, address_type: str) -> int:
 
 def test_a_million_million_addresses():
     """Of the addresses 0 to 2**40, float32 holds the first 2**24, and 2**23 more in each doubling."""
-    (finding,) = addressable(View("v", Storage("s", 1 << 42), (1 << 40,), (1,)), "float32")
+    (finding,) = addressable(Addressed("v", "float32"), View("v", Storage("s", 1 << 42), (1 << 40,), (1,)))
     assert finding.elements == (1 << 40) - (1 << 24) - 16 * (1 << 23)
     assert finding.example[0].index == ((1 << 24) + 1,)
 
