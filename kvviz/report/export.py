@@ -263,7 +263,10 @@ def _remove(page: Path) -> None:
     try:
         page.unlink(missing_ok=True)
     except OSError as error:
-        print(f"report: {page} could not be removed ({error.strerror or error})", file=sys.stderr)
+        print(
+            f"report: the old page {page} could not be removed ({error.strerror or error}): remove it yourself",
+            file=sys.stderr,
+        )
 
 
 def _explain(run: Run) -> None:
@@ -340,13 +343,18 @@ def _together(everything: Sequence[Notebook], machine: Mapping[str, str]) -> str
 def _pack(archive: Path, status: int, report: Report) -> int:
     """Write the archive if ``status`` is 0. Return ``status``, or 1 if the archive cannot be written."""
     if status:
-        print(f"report: {archive} was not written, because some notebooks have no page", file=sys.stderr)
+        print(
+            f"report: {archive} was not written, because some notebooks have no page: correct the errors above",
+            file=sys.stderr,
+        )
         return status
     pages = [notebook.page for notebook in report.with_page()]
     try:
         size = write_archive(archive, report.out, ["index.html", *pages])
     except OSError as error:
-        print(f"report: {archive} could not be written ({error.strerror or error})", file=sys.stderr)
+        print(
+            f"report: {archive} could not be written ({error.strerror or error}): choose another path", file=sys.stderr
+        )
         return 1
     report.progress.say(f"{counted(len(pages), 'page')} and the list of pages are in {archive}, {size / 1024:,.0f} KiB")
     return 0

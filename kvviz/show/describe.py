@@ -156,8 +156,9 @@ def span_of(view: View, index: tuple[int, ...]) -> tuple[int, int]:
 def decoded(record: ByteMap, stretch: ByteRange, value: int) -> str:
     """Return what a byte with this value means to a Triton kernel that reads it.
 
-    Return "" if the map has no mode, if the mode has no scales in the cache, or if the owner does not write the byte.
-    If this module cannot decode the code or the scale, return a sentence that says so.
+    Return "" if the map has no mode, or if the mode has no scales in the cache. Also return "" if the owner does not
+    write the byte and the state is not ``contested``. If this module cannot decode the code or the scale, return a
+    sentence that says so.
     """
     part = stretch.owner
     if record.kv_cache_dtype is None or part is None:

@@ -252,8 +252,9 @@ def _check(maps: Mapping[str, ByteMap], finding: Finding | None, frames: Frames)
 def _views(record: ByteMap, hues: Mapping) -> dict:
     """Return the views as data for the script.
 
-    A form is everything about a view except its name, offset, hue and ids. Views with equal forms share one entry of
-    ``forms``. If a writer is also an owner, the list of writers has only the number of this owner.
+    A form has the role, the half (K or V), the shape, the strides, the item size and the axis names of a view. Views
+    with equal forms share one entry of ``forms``. If a writer is also an owner, the list of writers has only the number
+    of this owner.
     """
     forms: dict[str, int] = {}
     everybody = (*record.owners, *record.writers, *record.beneath)

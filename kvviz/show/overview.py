@@ -1,4 +1,4 @@
-"""Computes the strip under an interactive map. The strip shows a whole storage, of any size, in 200 columns.
+"""Computes the strip under an interactive map. The strip shows a whole storage, of any size, in at most 200 columns.
 
 For each column, the strip knows exactly how many bytes are owned and how many bytes are written. These counts are
 computed from the strides of the views. So a storage of 40 GiB takes no longer than a small storage.
