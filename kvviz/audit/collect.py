@@ -4,14 +4,19 @@ It calls only methods of the given tensors. So it works without importing torch 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from math import prod
 from typing import Any
 
+from kvviz.audit.arguments import one_of
 from kvviz.audit.claims import Disjoint, Follows
+from kvviz.audit.packed import PACKED, elements_of
 from kvviz.audit.view import ADDRESS_MODULUS, Storage, View
 from kvviz.audit.writer import tensors_of_vllm
+
+QUANTISED = {"torch.quint4x2": 2, "torch.quint2x4": 4}
+"""Values per byte of the torch types whose shape counts values, although a byte stores several of them."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +37,7 @@ class _Geometry:
     itemsize: int
 
 
-def views_of(tensors: Mapping[str, Any]) -> tuple[View, ...]:
+def views_of(tensors: Mapping[str, Any], dtypes: Mapping[str, str] | None = None) -> tuple[View, ...]:
     """Return the views of torch tensors (CPU, GPU or ``meta``) and numpy arrays.
 
     Tensors that share memory get the same storage: ``storage 0``, ``storage 1``, ... in order of appearance. A view's
@@ -40,16 +45,23 @@ def views_of(tensors: Mapping[str, Any]) -> tuple[View, ...]:
 
     Args:
         tensors: name to tensor, or name to a list of tensors. The tensors of a list are numbered: ``k 0``, ``k 1``.
+        dtypes: the type of tensors of bytes that store several values together, for example ``{"K data": "q8_0"}``. The
+            names are those of :data:`~kvviz.audit.packed.PACKED`.
 
     Raises:
-        ValueError: a value is neither a strided tensor nor an array, or two views would have the same name.
+        ValueError: a value is neither a strided tensor nor an array, two views would have the same name, or a tensor
+            does not have whole elements of its type.
     """
+    type_of = {name: (dtypes or {}).get(key) for key, given in tensors.items() for name, _ in _named(str(key), given)}
+    if unknown := [key for key in dtypes or {} if key not in tensors]:
+        raise ValueError(f"dtypes names {unknown[0]!r}, but no tensor has this name")
     found = [_geometry(name, tensor) for key, given in tensors.items() for name, tensor in _named(str(key), given)]
     names = [geometry.name for geometry in found]
     if double := next((name for name in names if names.count(name) > 1), None):
         raise ValueError(f"two tensors would get the name {double!r}: rename one of them")
     storages = _storages(found)
-    return tuple(_view(geometry, *storages[geometry.space, geometry.base]) for geometry in found)
+    views = (_view(geometry, *storages[geometry.space, geometry.base]) for geometry in found)
+    return tuple(_as_packed(view, type_of[view.name]) if type_of[view.name] else view for view in views)
 
 
 def views_of_vllm(static_forward_context: Mapping[str, Any]) -> tuple[View, ...]:
@@ -110,10 +122,16 @@ def _of_tensor(name: str, tensor: Any) -> _Geometry:
         memory, offset, stride = tensor.untyped_storage(), tensor.storage_offset(), tuple(tensor.stride())
     except (RuntimeError, NotImplementedError) as error:
         raise ValueError(f"{name}: a tensor of layout {tensor.layout} has no strides: give a strided tensor") from error
+    shape = tuple(int(n) for n in tensor.shape)
+    if (values := QUANTISED.get(str(tensor.dtype))) and shape:
+        if not tensor.is_contiguous():
+            raise ValueError(f"{name}: a tensor of type {tensor.dtype} must be contiguous to have whole bytes")
+        shape = (*shape[:-1], -(-shape[-1] // values))
+        stride = tuple(prod(shape[axis + 1 :]) for axis in range(len(shape)))
+        offset //= values
     size, base = tensor.element_size(), memory.data_ptr()
     space = (str(tensor.device),) if base else (str(tensor.device), memory._cdata)
     bytes_ = tuple(int(step) * size for step in stride)
-    shape = tuple(int(n) for n in tensor.shape)
     return _Geometry(name, space, base, memory.nbytes(), base + int(offset) * size, shape, bytes_, size)
 
 
@@ -170,6 +188,18 @@ def _storages(found: Sequence[_Geometry]) -> dict[tuple, tuple[Storage, int]]:
         address = first[1] % ADDRESS_MODULUS if first[1] else None  # a meta tensor has no address
         storages.setdefault(first, Storage(f"storage {len(storages)}", merged_stop[first] - first[1], address))
     return {key: (storages[first], first[1]) for key, first in first_of.items()}
+
+
+def _as_packed(view: View, dtype: str) -> View:
+    """Return a view of bytes as a view of elements that store several values together."""
+    itemsize, values = PACKED[one_of(f"{view.name}: type", dtype, PACKED)]
+    if view.itemsize != 1:
+        raise ValueError(f"{view.name} has elements of {view.itemsize} bytes: a tensor of type {dtype} must have bytes")
+    try:
+        shape, stride, offset = elements_of((view.shape, view.stride, view.offset), itemsize, "bytes")
+    except ValueError as error:
+        raise ValueError(f"{view.name}: {error}") from None
+    return replace(view, shape=shape, stride=stride, offset=offset, itemsize=itemsize, values=values)
 
 
 def _by_address(key: tuple) -> tuple[str, int]:

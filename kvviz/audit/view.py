@@ -10,6 +10,7 @@ from math import prod
 import numpy as np
 
 from kvviz.audit.arguments import is_integer, plain
+from kvviz.audit.packed import packed_axis
 
 MAX_ELEMENTS = 1 << 26
 """Elements whose addresses may be listed one by one. 64 million addresses take 512 MiB."""
@@ -75,6 +76,7 @@ class View:
         itemsize: bytes of one element.
         axes: a name for each axis, for example ``("block", "token", "head")``; may be empty.
         role: the purpose of the view: ``data``, ``scale`` or any other word.
+        values: values that one element stores: 2 for int4, 32 for q8_0. See :mod:`kvviz.audit.packed`.
 
     Raises:
         ValueError: shape, stride and axes differ in length, a number is not an integer, a size is negative, or
@@ -89,6 +91,7 @@ class View:
     itemsize: int = 1
     axes: tuple[str, ...] = ()
     role: str = field(default="data")
+    values: int = 1
 
     def __post_init__(self) -> None:
         for part in fields(self):
@@ -97,16 +100,19 @@ class View:
             raise ValueError(f"{self.name}: shape {self.shape} and stride {self.stride} differ in length")
         if self.axes and len(self.axes) != len(self.shape):
             raise ValueError(f"{self.name}: {len(self.axes)} axis names {self.axes} for {len(self.shape)} axes")
-        for number in (*self.shape, *self.stride, self.offset, self.itemsize):
+        for number in (*self.shape, *self.stride, self.offset, self.itemsize, self.values):
             if type(number) is not int:
-                raise ValueError(f"{self.name}: shape, stride, offset and itemsize must be integers, not {number!r}")
+                raise ValueError(
+                    f"{self.name}: shape, stride, offset, itemsize and values must be integers, not {number!r}"
+                )
         farthest = sum(abs(n * step) for n, step in zip(self.shape, self.stride, strict=True)) + abs(self.offset)
         if farthest * self.itemsize >= MAX_ADDRESS:
             raise ValueError(f"{self.name}: shape {self.shape} and stride {self.stride} reach beyond 2**62 bytes")
         if any(n < 0 for n in self.shape):
             raise ValueError(f"{self.name}: the sizes of shape {self.shape} must be at least 0")
-        if self.itemsize < 1:
-            raise ValueError(f"{self.name}: itemsize must be at least 1, not {self.itemsize}")
+        if self.itemsize < 1 or self.values < 1:
+            number = ("itemsize", self.itemsize) if self.itemsize < 1 else ("values", self.values)
+            raise ValueError(f"{self.name}: {number[0]} must be at least 1, not {number[1]}")
 
     @classmethod
     def of(cls, tensor, name: str, storage: Storage, axes: tuple[str, ...] = (), role: str = "data") -> "View":
@@ -190,4 +196,9 @@ class View:
     def where(self, index: tuple[int, ...]) -> str:
         """Return an element's name and index as text: ``layer 3 K scale [block 1, token 0, head 2]``."""
         names = self.axes or tuple(f"axis {i}" for i in range(len(index)))
-        return f"{self.name} [{', '.join(f'{a} {i}' for a, i in zip(names, index, strict=True))}]"
+        shown = [str(i) for i in index]
+        axis = packed_axis(self.shape, self.stride) if self.values > 1 else None
+        if axis is not None:
+            first = index[axis] * self.values
+            shown[axis] = f"{first} to {first + self.values - 1}"
+        return f"{self.name} [{', '.join(f'{a} {i}' for a, i in zip(names, shown, strict=True))}]"

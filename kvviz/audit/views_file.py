@@ -29,6 +29,7 @@ from kvviz.audit.audit import audit_views
 from kvviz.audit.causes import Diagnosis
 from kvviz.audit.claims import BelongsAt, Claim
 from kvviz.audit.findings import Audit, Finding
+from kvviz.audit.packed import PACKED, elements_of, values_of
 from kvviz.audit.view import Storage, View
 from kvviz.audit.views_schema import MAX_FILE_BYTES, SCHEMA, ViewsFileError, parsed, shown
 
@@ -39,14 +40,14 @@ MAX_VIEWS, MAX_CLAIMS = (SCHEMA["properties"][name]["maxItems"] for name in ("vi
 
 DTYPES = {
     **dict.fromkeys(("bool", "int8", "uint8", "qint8", "quint8", "float4_e2m1fn_x2"), 1),
-    **{f"{kind}{bits}": 1 for kind in ("int", "uint") for bits in range(1, 8)},
     **dict.fromkeys(("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"), 1),
     **dict.fromkeys(("int16", "uint16", "float16", "bfloat16"), 2),
     **dict.fromkeys(("int32", "uint32", "qint32", "float32", "complex32"), 4),
     **dict.fromkeys(("int64", "uint64", "float64", "complex64"), 8),
     "complex128": 16,
 }
-"""Bytes per element, by the name that torch or numpy gives the type."""
+"""Bytes per element, by the name that torch or numpy gives the type. :data:`~kvviz.audit.packed.PACKED` has more names.
+"""
 
 CLAIMS: dict[str, type] = {re.sub(r"(?<!^)(?=[A-Z])", "_", claim.__name__).lower(): claim for claim in get_args(Claim)}
 """The class of each kind of claim: ``belongs_at`` is ``BelongsAt``."""
@@ -159,9 +160,20 @@ def _view(record: dict, path: str, storages: Mapping[str, Storage]) -> View:
             raise ViewsFileError(f"{path}.{field}: must have {axes} entries like the shape, not {length}")
     arguments = {field: value for field, value in record.items() if field != "dtype"}
     arguments["storage"], dtype = storages[record["storage"]], record["dtype"]
-    arguments["itemsize"] = DTYPES[dtype] if isinstance(dtype, str) else dtype["itemsize"]
+    itemsize, values = (
+        PACKED.get(dtype) or (DTYPES[dtype], 1)
+        if isinstance(dtype, str)
+        else (dtype["itemsize"], dtype.get("values", 1))
+    )
+    if values > 1:
+        numbers = (tuple(record["shape"]), tuple(record["stride"]), record.get("offset", 0))
+        try:
+            shape, stride, offset = elements_of(numbers, values)
+        except ValueError as error:
+            raise ViewsFileError(f"{path}: {error}") from None
+        arguments |= {"shape": shape, "stride": stride, "offset": offset}
     try:
-        return View(**arguments)
+        return View(**arguments, itemsize=itemsize, values=values)
     except ValueError:
         raise ViewsFileError(f"{path}: shape, stride and offset reach beyond 2**62 bytes") from None
 
@@ -217,6 +229,10 @@ def _storage_record(storage: Storage) -> dict:
 def _view_record(view: View) -> dict:
     """Return the record of a view. Optional fields are left out if they are empty."""
     record = {"name": view.name, "storage": view.storage.name, "dtype": {"itemsize": view.itemsize}}
+    numbers = values_of((view.shape, view.stride, view.offset), view.values) if view.values > 1 else None
+    if numbers:
+        record["dtype"]["values"] = view.values
+        record |= dict(zip(("shape", "stride", "offset"), numbers, strict=True))
     for field in SCHEMA["$defs"]["view"]["properties"]:
         if field not in record:
             record[field] = getattr(view, field)
@@ -246,7 +262,7 @@ def anonymous(file: ViewsFile) -> ViewsFile:
     views = tuple(
         View(
             renamed[view.name], storages[view.storage], view.shape, view.stride, view.offset, view.itemsize, view.axes,
-            view.role,
+            view.role, view.values,
         )  # not replace(): a field that is added later could hold a name
         for view in file.views
     )  # fmt: skip

@@ -10,6 +10,7 @@ from jsonschema import Draft202012Validator
 
 from kvviz.audit.case_book import cases
 from kvviz.audit.claims import Claim
+from kvviz.audit.packed import PACKED
 from kvviz.audit.view import Storage, View
 from kvviz.audit.views_file import CLAIMS, DTYPES, ViewsFileError, dump, load
 from kvviz.audit.views_schema import SCHEMA
@@ -120,8 +121,8 @@ def test_kinds_fields_and_types_are_those_of_the_code():
         rule = SCHEMA["$defs"][kind]
         assert [*rule["properties"]] == ["kind", *(part.name for part in fields(claim))]
         assert rule["required"] == ["kind", *(part.name for part in fields(claim) if part.default is MISSING)]
-    assert SCHEMA["$defs"]["type_name"]["enum"] == [*DTYPES]
-    given = {*SCHEMA["$defs"]["view"]["properties"]} - {"dtype"} | {"itemsize"}
+    assert SCHEMA["$defs"]["type_name"]["enum"] == [*DTYPES, *PACKED]
+    given = {*SCHEMA["$defs"]["view"]["properties"]} - {"dtype"} | {"itemsize", "values"}
     assert given == {part.name for part in fields(View)}
     assert [*SCHEMA["$defs"]["storage"]["properties"]] == [part.name for part in fields(Storage)]
 
