@@ -61,6 +61,15 @@ def test_the_document_shows_this_output():
     assert audit_text(result, diagnose(views, claims, result)).startswith(shown)
 
 
+def test_the_readme_shows_a_part_of_this_output():
+    views, claims = carved_from_the_shape()
+    result = audit_views(views, claims)
+    page = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"```text\n(not clean: .*?)\n```", page, re.DOTALL)
+    printed = audit_text(result, diagnose(views, claims, result)).splitlines()
+    assert [line for line in shown.splitlines() if line not in printed] == []
+
+
 def test_all_findings_in_natural_order():
     views, claims = carved_from_the_shape()
     result = audit_views(views, claims)

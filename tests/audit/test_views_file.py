@@ -2,7 +2,9 @@
 
 import json
 import random
+import re
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -264,3 +266,17 @@ def test_anonymous_files_keep_order_and_findings():
     assert hidden.claims[1] == Covers("layer 0 KV", ("layer 0 K scale",))
     plain, covered = file.audit().findings, hidden.audit().findings
     assert [(f.kind, f.elements, f.bytes) for f in plain] == [(f.kind, f.elements, f.bytes) for f in covered] != []
+
+
+@pytest.mark.parametrize(("starts", "clean"), [((0, 64, 0, 64), True), ((0, 0, 0, 64), False)])
+def test_the_claims_that_the_page_on_audits_shows(starts, clean):
+    """Layers 2 and 3 may use the memory of layers 0 and 1. Layers 0 and 1 must not share a byte."""
+    page = (Path(__file__).parents[2] / "docs" / "audit.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
+    views = [
+        {"name": f"layer {n} KV", "storage": "pool", "dtype": "uint8", "shape": [4, 64], "stride": [128, 1]}
+        | {"offset": start}
+        for n, start in enumerate(starts)
+    ]
+    file = {"format": "kvviz-views", "version": 1, "storages": [{"name": "pool", "nbytes": 512}], "views": views}
+    assert load(json.dumps(file | {"claims": json.loads(f"[{shown}]")})).audit().clean is clean
