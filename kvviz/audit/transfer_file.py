@@ -4,11 +4,12 @@
      "senders": [{"holds": {"head": [[0, 8]]}, "blocks": [[0, 8]]}],
      "receivers": [{"file": "decode0.json", "holds": {"head": [[0, 4]]}, "blocks": [[100, 116, 2]]},
                    {"file": "decode1.json", "holds": {"head": [[4, 8]]}, "blocks": [7, 3, 5, 1, 0, 2, 4, 6]}],
-     "pieces": [{"sender": 0, "receiver": 1, "from": "K", "to": "K", "bytes": 512}]}
+     "pieces": [{"sender": 0, "receiver": 1, "from": "K", "to": "K",
+                 "from_byte": 512, "to_byte": 0, "bytes": 512}]}
 
-An entry of ``holds`` and ``blocks`` is an integer, ``[start, stop]`` or ``[start, stop, step]``. The fields are those of
-``kvviz.audit.rank_bytes.Rank`` and ``kvviz.audit.compare.Piece``. A rank without ``file`` has the views of the file that
-the command names.
+An entry of ``holds`` and ``blocks`` is an integer, ``[start, stop]`` or ``[start, stop, step]``. The fields are those
+of ``kvviz.audit.rank_bytes.Rank`` and ``kvviz.audit.compare.Piece``. A rank without ``file`` has the views of the
+file that the command names.
 """
 
 import json
