@@ -271,7 +271,7 @@ def _other(guesses: Sequence[Guess], who: _Who) -> str:
 
 
 def _address(guesses: Sequence[Guess], who: _Who) -> str:
-    return f"{guesses[0].facts['type']} is too narrow for addresses. {who} has addresses that it cannot hold exactly."
+    return f"{guesses[0].facts['type']} is too narrow for addresses. It cannot hold all addresses of {who} exactly."
 
 
 def _unaligned(guesses: Sequence[Guess], who: _Who) -> str:

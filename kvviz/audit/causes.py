@@ -190,6 +190,8 @@ def _numbers(state: _State, result: Audit) -> Iterator[list[Guess]]:
     """Yield guesses for ids, addresses, rows and shapes that do not fit."""
     wrong = {(f.kind, name) for f in state.audit().findings if len(f.views) < 8 for name in f.views}
     for claim in state.claims:
+        if isinstance(claim, Maps | Addressed) and audit_views([state.views[claim.view]], [claim]).clean:
+            continue  # the view has a finding, but of another claim
         if isinstance(claim, Maps) and ("index_space", claim.view) in wrong:
             guess = _ids(claim, state.views[claim.view])
             if guess.facts["count"] > guess.facts["held"] or guess.facts["step"] not in (0, guess.facts["belongs"]):

@@ -23,21 +23,24 @@ PROVED_PART = "Audited with this repair: no finding about these views is left. O
 EMPTY = "empty: the file has no views, so nothing was audited. Did write_views run after the cache was allocated?"
 
 
-def audit_text(result: Audit, diagnoses: Sequence[Diagnosis] = (), verbose: bool = False) -> str:
+def audit_text(
+    result: Audit, diagnoses: Sequence[Diagnosis] = (), verbose: bool = False, option: str = "option -v"
+) -> str:
     """Return the text of an audit and its diagnoses.
 
     Args:
         diagnoses: what ``diagnose`` returned for this audit; empty if nothing was diagnosed.
         verbose: True also lists every finding, sorted by kind and view: layer 2 before layer 10.
+        option: how the reader can see what the text leaves out.
     """
     known = [one for one in diagnoses if one.cause != UNKNOWN]
-    lines = textwrap.wrap(_verdict(result, known, verbose), COLUMNS)
+    lines = textwrap.wrap(_verdict(result, known, verbose, option), COLUMNS)
     shown = known if verbose else known[:MOST_DIAGNOSES]
     proof = (PROVED_ALL if len(known) > 1 else PROVED) if all(one.proved for one in diagnoses) else PROVED_PART
     for one in shown:
-        lines += [*([""] if len(known) > 1 else []), *_diagnosis(one, proof, verbose)]
+        lines += [*([""] if len(known) > 1 else []), *_diagnosis(one, proof, verbose, option)]
     if len(known) > len(shown):
-        lines += ["", f"{counted(len(known) - len(shown), 'more cause')}: option -v prints all."]
+        lines += ["", f"{counted(len(known) - len(shown), 'more cause')}: {option} prints all."]
     explained = {finding for one in known for finding in one.findings}
     rest = in_order([finding for finding in result.findings if finding not in explained])
     if verbose:
@@ -45,14 +48,14 @@ def audit_text(result: Audit, diagnoses: Sequence[Diagnosis] = (), verbose: bool
         lines += ["", *listed, ""] if listed else []
     else:
         lines += [line for finding in rest[:MOST_FINDINGS] for line in str(finding).splitlines()]
-        lines += [f"{counted(len(rest) - MOST_FINDINGS, 'more finding')}: option -v prints all."] * (
+        lines += [f"{counted(len(rest) - MOST_FINDINGS, 'more finding')}: {option} prints all."] * (
             len(rest) > MOST_FINDINGS
         )
     lines += _row("checked", "; ".join(result.checked) + ".")
     notes = result.notes if verbose else result.notes[:MOST_NOTES]
     lines += [line for note in notes for line in _row("note", note + ".")]
     left = len(result.notes) - len(notes)
-    return "\n".join(lines + ([f"{counted(left, 'more note')}: option -v prints all."] if left else []))
+    return "\n".join(lines + ([f"{counted(left, 'more note')}: {option} prints all."] if left else []))
 
 
 def in_order(findings: Sequence[Finding]) -> list[Finding]:
@@ -61,11 +64,11 @@ def in_order(findings: Sequence[Finding]) -> list[Finding]:
     return sorted(findings, key=lambda one: (kinds.index(one.kind), natural(one.views[0] if one.views else "")))
 
 
-def _verdict(result: Audit, known: Sequence[Diagnosis], verbose: bool) -> str:
+def _verdict(result: Audit, known: Sequence[Diagnosis], verbose: bool, option: str) -> str:
     if result.clean:
         return result.verdict
     total = len(result.findings)
-    listed = "" if verbose else ("; option -v lists them" if total > 1 else "")
+    listed = "" if verbose else (f"; {option} lists them" if total > 1 else "")
     if not known:
         return f"not clean: {counted(total, 'finding')}, and no known cause explains {'it' if total == 1 else 'them'}"
     explained = len({finding for one in known for finding in one.findings})
@@ -74,13 +77,13 @@ def _verdict(result: Audit, known: Sequence[Diagnosis], verbose: bool) -> str:
     return f"not clean: {causes} {share} finding{'' if total == 1 else 's'}{listed}"
 
 
-def _diagnosis(one: Diagnosis, proof: str, verbose: bool) -> Iterator[str]:
+def _diagnosis(one: Diagnosis, proof: str, verbose: bool, option: str) -> Iterator[str]:
     yield from _row("cause", one.text)
     yield from _row("effect", one.effect)
     yield from _row("first", first_place(one.findings))
     repairs = one.repair.split("; ")
     left = 0 if verbose else len(repairs) - MOST_REPAIRS
-    more = [f"{counted(left, 'more repair')}: option -v prints all."] if left > 0 else []
+    more = [f"{counted(left, 'more repair')}: {option} prints all."] if left > 0 else []
     yield from _row("repair", *(repairs if left <= 0 else repairs[:MOST_REPAIRS]), *more)
     yield from _row("proof", proof if one.proved else "")
     yield from _row("or", *one.others)

@@ -1,0 +1,134 @@
+"""A pytest plugin: other projects test the memory layout of their caches with it.
+
+``pip install kvviz`` makes the fixture ``layout`` known to pytest. Example::
+
+    def test_cache(layout):
+        layout.add({"layer 0 K data": data, "layer 0 K scale": scale})  # torch tensors or numpy arrays
+
+The test fails if the views share bytes, and its message names the cause and a repair. pytest loads this file in every
+project of the environment, so it imports the audit only when a test needs it.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from kvviz.audit.claims import Claim
+    from kvviz.audit.findings import Audit
+    from kvviz.audit.view import View
+    from kvviz.audit.views_file import ViewsFile
+
+
+def assert_layout(
+    cache: "Mapping[str, Any] | Iterable[View] | ViewsFile | str | Path", claims: "Iterable[Claim] | None" = None
+) -> "Audit":
+    """Audit a cache. Return the audit if it is clean.
+
+    Args:
+        cache: ``{name: tensor}`` with torch tensors or numpy arrays, or views, or the path of a views file.
+        claims: what must hold. None means the claims of the views file. If there is no views file, None means
+            ``kvviz.audit.collect.usual_claims``: no two data views share a byte, no two scale views share a byte, and
+            each scale follows its data.
+
+    Raises:
+        AssertionError: there are findings. The message is the text of ``kvviz audit``. A cache without views fails too.
+        ValueError: a claim does not fit the views, or the views file breaks its format.
+    """
+    __tracebackhide__ = True  # pytest shows the line of the test, not this function
+    from kvviz.audit import diagnosis_text, views_file
+    from kvviz.audit.causes import diagnose
+    from kvviz.audit.collect import usual_claims, views_of
+
+    if isinstance(cache, str | Path):
+        cache = views_file.read(cache)
+    if isinstance(cache, views_file.ViewsFile):
+        views, usual = cache.views, cache.claims
+    else:
+        views = views_of(cache) if isinstance(cache, Mapping) else tuple(cache)
+        usual = usual_claims(views)
+    if not views:
+        raise AssertionError("the cache has no views, so nothing was audited; give at least one tensor")
+    given = views_file.ViewsFile.of(views, usual if claims is None else tuple(claims))
+    result = given.audit()
+    if not result.clean:
+        raise AssertionError(
+            diagnosis_text.audit_text(result, diagnose(given.views, given.claims, result), option="kvviz audit -v")
+        )
+    return result
+
+
+class Layout:
+    """The tensors and claims of one test. They are audited when the test function ends, or by :meth:`check`."""
+
+    def __init__(self) -> None:
+        self._tensors: dict[str, Any] = {}
+        self._axes: dict[str, tuple[str, ...]] = {}
+        self._overlapping: set[str] = set()
+        self._claims: list[Claim] = []
+        self.checked = True
+
+    def add(self, tensors: Mapping[str, Any], axes: Iterable[str] = (), *, overlap: bool = False) -> None:
+        """Add tensors by name. ``X scale`` must follow ``X data``.
+
+        Args:
+            tensors: torch tensors or numpy arrays.
+            axes: names of the first axes, for messages, for example ``("block", "token", "head")``.
+            overlap: True if these tensors may lie over other tensors, for example the bytes that a copy takes.
+
+        Raises:
+            ValueError: a name was added before.
+        """
+        if double := sorted(self._tensors.keys() & tensors):
+            raise ValueError(f"the name {double[0]!r} was added before; give each tensor a name of its own")
+        self._tensors |= tensors
+        self._axes |= dict.fromkeys(tensors, tuple(axes))
+        self._overlapping |= set(tensors if overlap else ())
+        self.checked = False
+
+    def claim(self, *claims: "Claim") -> None:
+        """State what must hold, in addition to ``kvviz.audit.collect.usual_claims``."""
+        self._claims += claims
+        self.checked = False
+
+    def check(self) -> "Audit":
+        """Audit what was added so far. See :func:`assert_layout`."""
+        __tracebackhide__ = True
+        from kvviz.audit.collect import usual_claims, views_of
+
+        views = [self._with_axes(view) for view in views_of(self._tensors)]
+        self.checked = True
+        owners = [view for view in views if view.name not in self._overlapping]
+        return assert_layout(views, [*usual_claims(owners), *self._claims])
+
+    def _with_axes(self, view: "View") -> "View":
+        given = self._axes.get(view.name, ())
+        if view.axes or not given:
+            return view
+        rest = (f"axis {number}" for number in range(len(given), len(view.shape)))
+        return replace(view, axes=(*given[: len(view.shape)], *rest))
+
+
+@pytest.fixture
+def layout() -> Layout:
+    """Collect the tensors of a cache, and audit them at the end of the test."""
+    return Layout()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> object:
+    """Audit what a test added to ``layout`` but did not check. A finding fails the test itself."""
+    outcome = yield
+    collected = pyfuncitem.funcargs.get("layout")
+    if isinstance(collected, Layout) and not collected.checked:
+        text = ""
+        try:
+            collected.check()
+        except AssertionError as error:
+            text = str(error)
+        if text:
+            pytest.fail(text, pytrace=False)  # no line of the test is to blame, so pytest prints the text only
+    return outcome
