@@ -56,7 +56,7 @@ def main() -> None:
     claims = [*groups, *(Follows(s.name, s.name.replace("scale", "data"), CACHE.spec.data_bytes) for s in scales)]
     result = audit_views([*data, *scales], claims)
     assert not result.clean and not audit_scales(CACHE.owners(), scales).clean
-    screenshot(render_html(result, [*data, *scales], claims, "views.json"), DOCS / "audit_page.png", 900, 640)
+    screenshot(render_html(result, [*data, *scales], claims, "views.json"), DOCS / "audit_page.png", 800, 900)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 from kvviz.files import write_whole
 
@@ -110,7 +111,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     audit.add_argument("-v", "--verbose", action="store_true", help="print every finding")
     audit.add_argument("--json", type=Path, metavar="OUT", help="write all findings and diagnoses to this JSON file")
-    audit.add_argument("--html", type=Path, metavar="OUT", help="write a map of each finding to this HTML file")
+    audit.add_argument("--html", type=Path, metavar="OUT", help="write causes, pictures and repairs to this HTML file")
     audit.set_defaults(run=_audit)
 
     compare = commands.add_parser(
@@ -203,8 +204,19 @@ def _audit(options: argparse.Namespace) -> int:
     if options.html:
         from kvviz.show.audit_page import render_html
 
-        _write(options.html, render_html(result, given.views, given.claims, options.file.name))
+        lessons = _lessons(options.html)
+        page = render_html(result, given.views, given.claims, options.file.name, diagnoses, lessons)
+        _write(options.html, page)
     return EMPTY if empty else 0 if result.clean else 1
+
+
+def _lessons(page: Path) -> dict[str, str]:
+    """Return the addresses of all lessons, as seen from a page: the page of a report, or else the notebook."""
+    root, found = Path(__file__).parents[1], {}
+    for folder, kind in (("notebooks", "ipynb"), ("reports", "html")):
+        for lesson in sorted(root.glob(f"{folder}/[0-9][0-9]_*.{kind}")):
+            found[lesson.name[:2]] = quote(os.path.relpath(lesson, page.resolve().parent))
+    return found
 
 
 def _diagnoses(given: "ViewsFile", result: "Audit") -> tuple:

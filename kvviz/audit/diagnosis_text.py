@@ -34,9 +34,10 @@ def audit_text(
         option: how the reader can see what the text leaves out.
     """
     known = [one for one in diagnoses if one.cause != UNKNOWN]
-    lines = textwrap.wrap(_verdict(result, known, verbose, option), COLUMNS)
+    more = known and len(result.findings) > 1 and not (verbose or result.clean)
+    lines = textwrap.wrap(verdict(result, diagnoses) + (f"; {option} lists them" if more else ""), COLUMNS)
     shown = known if verbose else known[:MOST_DIAGNOSES]
-    proof = (PROVED_ALL if len(known) > 1 else PROVED) if all(one.proved for one in diagnoses) else PROVED_PART
+    proof = proof_of(diagnoses)
     for one in shown:
         lines += [*([""] if len(known) > 1 else []), *_diagnosis(one, proof, verbose, option)]
     if len(known) > len(shown):
@@ -64,17 +65,24 @@ def in_order(findings: Sequence[Finding]) -> list[Finding]:
     return sorted(findings, key=lambda one: (kinds.index(one.kind), natural(one.views[0] if one.views else "")))
 
 
-def _verdict(result: Audit, known: Sequence[Diagnosis], verbose: bool, option: str) -> str:
+def verdict(result: Audit, diagnoses: Sequence[Diagnosis]) -> str:
+    """Return the verdict in one sentence: clean, or how many causes explain how many findings."""
     if result.clean:
         return result.verdict
-    total = len(result.findings)
-    listed = "" if verbose else (f"; {option} lists them" if total > 1 else "")
+    known, total = [one for one in diagnoses if one.cause != UNKNOWN], len(result.findings)
     if not known:
         return f"not clean: {counted(total, 'finding')}, and no known cause explains {'it' if total == 1 else 'them'}"
     explained = len({finding for one in known for finding in one.findings})
     causes = "one cause explains" if len(known) == 1 else f"{len(known)} causes explain"
     share = f"{explained:,} of {total:,}" if explained < total else f"all {total:,}" if total > 1 else "the only"
-    return f"not clean: {causes} {share} finding{'' if total == 1 else 's'}{listed}"
+    return f"not clean: {causes} {share} finding{'' if total == 1 else 's'}"
+
+
+def proof_of(diagnoses: Sequence[Diagnosis]) -> str:
+    """Return the sentence about the audit of the repaired set, for diagnoses whose repair is proved."""
+    if not all(one.proved for one in diagnoses):
+        return PROVED_PART
+    return PROVED_ALL if len(diagnoses) > 1 else PROVED
 
 
 def _diagnosis(one: Diagnosis, proof: str, verbose: bool, option: str) -> Iterator[str]:
@@ -103,20 +111,40 @@ def _row(label: str, *paragraphs: str) -> list[str]:
 
 def first_place(findings: Sequence[Finding]) -> str:
     """Describe the lowest place of some findings: where an element lies and should lie, or which views share a byte."""
-    placed = [finding for finding in findings if finding.example]
-    arrows = [finding for finding in placed if finding.drawing == ARROW and len(finding.example) > 1]
-    if arrows:
-        lies, belongs, *owner = min(arrows, key=lambda one: (_start(one), natural(one.views[0]))).example
+    first = first_finding(findings)
+    if first is None:
+        return next((finding.text for finding in findings if finding.text), "")
+    if first.drawing == ARROW and len(first.example) > 1:
+        lies, belongs, *owner = first.example
         there = f" Byte {lies.start_bytes:,} belongs to {owner[0].text}." if owner else ""
         return f"{lies.text} lies at byte {lies.start_bytes:,} and belongs at byte {belongs.start_bytes:,}.{there}"
-    if not placed:
-        return next((finding.text for finding in findings if finding.text), "")
-    first = min(placed, key=_start)
     if first.kind == "collision" and len(first.example) > 1:
         byte = max(place.start_bytes for place in first.example[:2])
         return f"{first.example[0].text} and {first.example[1].text} share byte {byte:,}."
     place = first.example[0]
-    return f"{first.kind}: {place.text} at byte {place.start_bytes:,}."
+    words = _PLACES.get(first.kind, "{kind}: {place} at byte {byte:,}.")
+    return words.format(kind=first.kind, view=first.views[0], place=place.text, byte=place.start_bytes)
+
+
+_PLACES = {  # the sentence about the first place of a finding; other kinds have a sentence of their own above
+    "out_of_bounds": "{place} lies outside the storage, at byte {byte:,}.",
+    "truncated": "{view} leaves out byte {byte:,}.",
+    "oversized": "{place} takes byte {byte:,} of another block.",
+    "self_overlap": "{place} shares byte {byte:,} with another element of the same view.",
+    "unaligned": "{place} starts at byte {byte:,}, off the boundary.",
+    "index_space": "{place} at byte {byte:,} has an id or an address that does not fit.",
+}
+
+
+def first_finding(findings: Sequence[Finding]) -> Finding | None:
+    """Return the finding with the lowest place, or None if no finding has a place.
+
+    Findings that tell where an element belongs are taken first, and then findings about blocks of a transfer.
+    """
+    placed = [finding for finding in findings if finding.example]
+    arrows = [finding for finding in placed if finding.drawing == ARROW and len(finding.example) > 1]
+    blocks = [finding for finding in placed if finding.kind in ("truncated", "oversized")]
+    return min(arrows or blocks or placed, key=lambda one: (_start(one), natural(one.views[0])), default=None)
 
 
 def _start(finding: Finding) -> int:

@@ -16,6 +16,9 @@ from kvviz.audit.view import View
 MOST_OFFSETS = 4
 """Offsets that a repair lists one by one, if they do not follow a rule."""
 
+MOST_CODE_OFFSETS = 100
+"""The same limit for the Python lines of a repair."""
+
 
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun: ``1 byte``, ``2,048 bytes``."""
@@ -34,12 +37,17 @@ def repair_words(repaired: Sequence[View], claims: Sequence[tuple[Claim, Claim]]
         claims: pairs of a claim and the repaired claim.
         views: the views before the repair, by name.
     """
+    lines = [_family(members, views) for members in _families(repaired)]
+    return "; ".join([*lines, *dict.fromkeys(_claim(old, new) for old, new in claims)])
+
+
+def _families(repaired: Sequence[View]) -> list[list[View]]:
+    """Group views whose names differ in numbers only and that have one shape, stride, element size and storage."""
     families: dict[tuple, list[View]] = {}
     for view in sorted(repaired, key=lambda one: natural(one.name)):
         key = (family_of(view.name), view.shape, view.stride, view.itemsize, view.storage.name)
         families.setdefault(key, []).append(view)
-    lines = [_family(members, views) for members in families.values()]
-    return "; ".join([*lines, *dict.fromkeys(_claim(old, new) for old, new in claims)])
+    return list(families.values())
 
 
 def _family(members: Sequence[View], views: Mapping[str, View]) -> str:
@@ -60,18 +68,58 @@ def _family(members: Sequence[View], views: Mapping[str, View]) -> str:
 
 def _offsets(members: Sequence[View]) -> str:
     """Return ``8,448 n + 32`` if the offsets are linear in the numbers of the views, else the offsets."""
+    rule, offsets = _rule(members), [view.offset for view in members]
+    if rule is not None:
+        slope, base = rule
+        sign = f" {'+' if base > 0 else '-'} {abs(base):,}" if base else ""
+        return f"{slope:,} n{sign}" if slope else f"{base:,}"
+    shown = joined([f"{offset:,}" for offset in offsets[:MOST_OFFSETS]])
+    return shown if len(offsets) <= MOST_OFFSETS else f"{shown} and {len(offsets) - MOST_OFFSETS} more"
+
+
+def _rule(members: Sequence[View]) -> tuple[int, int] | None:
+    """Return ``slope`` and ``base`` if the offset of each view is ``slope`` times the number of the view plus ``base``.
+
+    The number of a view is the first number in its name.
+    """
     offsets = [view.offset for view in members]
     if len(set(offsets)) == 1:
-        return f"{offsets[0]:,}"
-    numbers = [natural(view.name)[1][0] if len(natural(view.name)) > 1 else 0 for view in members]
+        return 0, offsets[0]
+    numbers = list(map(_number, members))
     rise = numbers[1] - numbers[0]
     slope = (offsets[1] - offsets[0]) // rise if rise else 0
     base = offsets[0] - slope * numbers[0]
-    if all(offset == base + slope * number for offset, number in zip(offsets, numbers, strict=True)):
-        sign = f" {'+' if base > 0 else '-'} {abs(base):,}" if base else ""
-        return f"{slope:,} n{sign}"
-    shown = joined([f"{offset:,}" for offset in offsets[:MOST_OFFSETS]])
-    return shown if len(offsets) <= MOST_OFFSETS else f"{shown} and {len(offsets) - MOST_OFFSETS} more"
+    linear = all(offset == base + slope * number for offset, number in zip(offsets, numbers, strict=True))
+    return (slope, base) if linear else None
+
+
+def _number(view: View) -> int:
+    parts = natural(view.name)
+    return parts[1][0] if len(parts) > 1 else 0
+
+
+def repair_code(repaired: Sequence[View]) -> str:
+    """Return the geometry of repaired views as lines of Python, to be pasted. ``n`` is the first number in the name.
+
+    The views of one family with one shape and one stride take two lines: a comment, and an assignment. If more than
+    :data:`MOST_CODE_OFFSETS` offsets follow no rule, the comment says how many are left out.
+    """
+    lines = []
+    for members in _families(repaired):
+        first, rule = members[0], _rule(members)
+        who = first.name if len(members) == 1 else f"{one_of_each(members)} ({len(members):,} views)"
+        who = " ".join(who.split())  # a name with a line break must not end the comment
+        lines.append(f"# {who}, in elements of {counted(first.itemsize, 'byte')}")
+        if rule is not None:
+            slope, base = rule
+            offset = " + ".join([f"{slope} * n"] * bool(slope) + [f"{base}"] * bool(base or not slope))
+        else:
+            named = {view.name: view.offset for view in members[:MOST_CODE_OFFSETS]}
+            offset = f"{named}[name]"
+            if len(members) > len(named):
+                lines.append(f"# {len(members) - len(named):,} more offsets: see the option --json")
+        lines.append(f"shape, stride, offset = {first.shape}, {first.stride}, {offset}")
+    return "\n".join(lines)
 
 
 def _claim(before: Claim, after: Claim) -> str:

@@ -1,123 +1,199 @@
-"""Renders an audit as one HTML page: each finding in words, and a map of its place. The page needs no network."""
+"""Renders an audit as one HTML page: the verdict, then cause, picture, repair and proof of each mistake.
 
-from collections.abc import Sequence
-from dataclasses import replace
-from html import escape
-
-from kvviz.audit.claims import Claim
-from kvviz.audit.findings import ARROW, FRAME, KINDS, MOST_NAMES, NO_MAP, Audit, Finding
-from kvviz.audit.view import View
-from kvviz.show.byte_map import ByteMap
-from kvviz.show.live_map import MapView
-from kvviz.show.nearby import ROW_BYTES, map_around
-from kvviz.show.pointing import shows
-
-MAX_MAPS = 16
-"""Findings that get a map. More maps would make the page slow to open; later findings are text only."""
-
-MAX_TITLE = 60
-"""Characters of a view name in a heading."""
-
-STYLE = """
-:root { color-scheme: light dark; --ink: #1b1b1b; --paper: #fff; --soft: #5a5a5a; --line: #c9c9c9; --bad: #a3260b;
-  --good: #1d6b35; --jp-layout-color1: var(--paper); --jp-content-font-color1: var(--ink);
-  --jp-content-font-color2: var(--soft); --jp-border-color1: var(--line) }
-@media (prefers-color-scheme: dark) { :root { --ink: #e8e8e8; --paper: #16181b; --soft: #a9adb3; --line: #43474d;
-  --bad: #ff9c80; --good: #7fd698 } }
-body { margin: 2rem auto; max-width: 72rem; padding: 0 1rem; color: var(--ink); background: var(--paper);
-  font: 1rem/1.5 system-ui, sans-serif }
-h1 { font-size: 1.5rem } h2 { font-size: 1.2rem; margin-top: 2.5rem; overflow-wrap: anywhere }
-pre { overflow-x: auto; white-space: pre-wrap; overflow-wrap: anywhere; font-size: .9rem }
-table { border-collapse: collapse } th, td { text-align: left; padding: .2rem .8rem .2rem 0;
-  border-bottom: 1px solid var(--line); overflow-wrap: anywhere } td.count { text-align: right }
-pre.map { white-space: pre } .kind { color: var(--soft) } .bad { color: var(--bad) }
-.good { color: var(--good) }
+All findings follow, folded. The page needs no network, and works without JavaScript. Whatever is cut is counted.
 """
 
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import cache
+from html import escape
+from importlib.resources import files
 
-def render_html(result: Audit, views: Sequence[View], claims: Sequence[Claim] = (), title: str = "") -> str:
-    """Return the page for an audit of ``views`` and ``claims``. The same audit gives the same page."""
-    name = f"kvviz audit{': ' + title if title else ''}"
-    parts = [_head(result, name)]
-    for number, finding in enumerate(result.findings):
-        maps = _maps(finding, views, claims) if number < MAX_MAPS else None
-        parts.append(_section(number + 1, finding, maps))
-    parts.append(f"<h2>What was checked</h2>\n{_listed(result.checked)}")
-    parts += [f"<h2>Notes</h2>\n{_listed(result.notes)}"] if result.notes else []
-    body = "\n".join(parts)
+from kvviz.audit.causes import CAUSES, UNKNOWN, Diagnosis, diagnose
+from kvviz.audit.claims import Claim
+from kvviz.audit.diagnosis_text import EMPTY, first_place, in_order, proof_of, verdict
+from kvviz.audit.findings import KINDS, Audit, Finding
+from kvviz.audit.guesses import natural
+from kvviz.audit.repair_words import counted, effect_words, repair_code
+from kvviz.audit.view import View
+from kvviz.show.live_map import clipped
+from kvviz.show.place_picture import HATCHES, picture
+from kvviz.show.place_window import place_window
+
+MOST_CAUSES, MOST_FINDINGS, MOST_NAMES, MOST_OTHERS = 8, 400, 400, 4
+"""Causes with a section, findings in the list, names in a list of views, and other causes that fit the same numbers."""
+
+MOST_TEXT = 2_000
+"""Letters of one finding, repair or note. A page may hold many of them."""
+
+
+def render_html(
+    result: Audit,
+    views: Sequence[View],
+    claims: Sequence[Claim] = (),
+    title: str = "",
+    diagnoses: Sequence[Diagnosis] | None = None,
+    lessons: Mapping[str, str] | None = None,
+) -> str:
+    """Return the page for an audit of ``views`` and ``claims``. The same audit gives the same page.
+
+    Args:
+        diagnoses: what ``diagnose`` returned for this audit. None: the audit is diagnosed here. Empty: the page has no
+            causes.
+        lessons: addresses of the lessons, by the number of the notebook: ``{"04": "reports/04_root_cause.html"}``. A
+            lesson without an address is named without a link.
+    """
+    name = clipped(f"kvviz audit{': ' + title if title else ''}")
+    diagnoses = diagnose(views, claims, result) if diagnoses is None else diagnoses
+    shown = diagnoses or _undiagnosed(result, views)
+    repaired = {view.name: view for one in diagnoses for view in one.repaired}
+    proof = proof_of(diagnoses)
+    parts = [_head(result, views, diagnoses, name)]
+    for number, one in enumerate(shown[:MOST_CAUSES], 1):
+        figure = _figure(one, views, claims, repaired)
+        parts.append(_section(number if len(shown) > 1 else 0, one, figure, proof, lessons or {}))
+    parts.append(_more(len(shown) - MOST_CAUSES, "more cause"))
+    parts += [_findings(result.findings)] if result.findings else []
+    parts.append(_judged(result, views, claims))
+    body = "\n".join(filter(None, parts))
+    script = f"<script>{_asset('copy.js')}</script>\n" if "<button" in body else ""
     return (
         f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{escape(name)}</title>\n'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<style>{STYLE}</style>\n</head>\n'
-        f"<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<style>{_asset('audit_page.css')}</style>\n</head>\n"
+        f"<body>\n<main>\n{body}\n</main>\n{HATCHES if '<figure' in body else ''}\n{script}</body>\n</html>\n"
     )
 
 
-def _head(result: Audit, name: str) -> str:
-    return f'<h1>{escape(name)}</h1>\n<p class="{"good" if result.clean else "bad"}">{escape(result.verdict)}</p>'
+def _undiagnosed(result: Audit, views: Sequence[View]) -> list[Diagnosis]:
+    """Return one diagnosis that holds all findings and says that they were not diagnosed; none for a clean audit."""
+    if not result.findings:
+        return []
+    effect = effect_words(result.findings, {view.name: view for view in views})
+    return [Diagnosis(UNKNOWN, "These findings were not diagnosed.", effect, (), result.findings, "None is known.")]
 
 
-def _section(number: int, finding: Finding, maps: dict[str, ByteMap] | None) -> str:
-    """Return one finding. ``maps`` is empty if the finding has no place, and None if there are too many findings."""
-    more = f" and {len(finding.views) - 1} more" if len(finding.views) > 1 else ""
-    first = finding.views[0] if finding.views else finding.storage
-    first = first if len(first) <= MAX_TITLE else f"{first[:MAX_TITLE]}..."
+@cache
+def _asset(name: str) -> str:
+    return files("kvviz.show").joinpath("assets", name).read_text(encoding="utf-8")
+
+
+def _head(result: Audit, views: Sequence[View], diagnoses: Sequence[Diagnosis], name: str) -> str:
+    text = verdict(result, diagnoses) if views else EMPTY
+    mood = "good" if result.clean and views else "bad"
+    first, _, rest = text.partition(". ")
+    lines = [f"<h1>{escape(name)}</h1>", f'<p class="verdict {mood}">{escape(first.rstrip(".").capitalize())}.</p>']
+    return "\n".join([*lines, *([f"<p>{escape(rest)}</p>"] if rest else [])])
+
+
+def _figure(one: Diagnosis, views: Sequence[View], claims: Sequence[Claim], repaired: Mapping[str, View]) -> str:
+    """Return the picture of a diagnosis, or the reason why there is none."""
+    try:
+        window = place_window(one, views, claims, repaired)
+    except ValueError as error:
+        return f'<p class="soft">No picture: {escape(clipped(str(error), 400))}.</p>'
+    if window is None:
+        return '<p class="soft">No picture: this mistake is about numbers, not about a place in a storage.</p>'
+    return picture(window, alone=len({view.storage.name for view in views}) == 1)
+
+
+def _section(number: int, one: Diagnosis, figure: str, proof: str, lessons: Mapping[str, str]) -> str:
+    """Return one diagnosis. ``number`` is 0 if there is only one."""
+    cause = CAUSES.get(one.cause)
+    meaning = cause.meaning if cause else one.text
     lines = [
-        f"<section>\n<h2>{number}. {escape(f'{finding.kind}: {first}{more}')}</h2>",
-        f'<p class="kind">{escape(finding.kind)}: {escape(KINDS[finding.kind].meaning)}.</p>',
-        f"<pre>{escape(str(finding))}</pre>",
-        _hits(finding),
-        _figure(finding, maps) if maps else _reason_for_no_map(finding, maps),
-        _all_names(finding.views),
+        f"<section>\n<h2>{f'Cause {number}: ' if number else ''}{escape(meaning)}</h2>",
+        f"<p>{escape(clipped(one.text, MOST_TEXT))}</p>" if cause else "",
+        f"<p>{escape(clipped(one.effect, MOST_TEXT))}</p>",
+        f'<p class="first"><b>First place:</b> {escape(clipped(first_place(one.findings), MOST_TEXT))}</p>',
+        figure,
+        _repair(one, proof),
+        _others(one.others),
+        _lesson(cause.lesson, cause.like, lessons) if cause else "",
+        _names(one.views),
     ]
     return "\n".join(line for line in lines if line) + "\n</section>"
 
 
-def _reason_for_no_map(finding: Finding, maps: dict | None) -> str:
-    if finding.drawing == NO_MAP:
-        return "<p>No map: a map shows only one element of a view per byte.</p>"
-    if maps is None:
-        return f"<p>Only the first {MAX_MAPS} findings have a map.</p>"
-    return "<p>No map: this finding is about numbers, not about a place in a storage.</p>"
+def _repair(one: Diagnosis, proof: str) -> str:
+    """Return the repair. Repaired numbers stand in a box with a button that copies them."""
+    lines = one.repair.split("; ")
+    if not one.proved:
+        return f"<h3>Repair</h3>\n{_paragraphs(lines)}"
+    claims = [line for line in lines if line.startswith("claim ")]
+    code = repair_code(one.repaired) if one.repaired else "\n".join(lines)
+    return (
+        f'<h3>Repair</h3>\n<div class="copy"><pre tabindex="0">{escape(_cut(code, 4 * MOST_TEXT))}</pre>'
+        f'<button type="button" hidden>Copy</button></div>{_paragraphs(claims) if one.repaired else ""}\n'
+        f'<p class="good"><b>Proof:</b> {escape(proof)}</p>'
+    )
 
 
-def _hits(finding: Finding) -> str:
-    """Return a table of the owners on whose bytes the misplaced elements lie."""
-    if not finding.hits:
+def _paragraphs(lines: Sequence[str]) -> str:
+    shown = "".join(f"<p>{escape(clipped(line, MOST_TEXT))}</p>" for line in lines[:MOST_OTHERS])
+    return shown + _more(len(lines) - MOST_OTHERS, "more repair")
+
+
+def _cut(text: str, most: int) -> str:
+    """Return a text of several lines, cut after ``most`` letters. The cut is said in the text."""
+    return text if len(text) <= most else f"{text[:most]}\n# {len(text) - most:,} more letters: see the option --json"
+
+
+def _others(others: Sequence[str]) -> str:
+    if not others:
         return ""
-    rows = (f'<tr><td>{escape(owner)}</td><td class="count">{count}</td></tr>' for owner, count in finding.hits)
-    head = "<tr><th>owner of the bytes</th><th>misplaced elements on them</th></tr>"
-    return f"<table>\n{head}\n" + "\n".join(rows) + "\n</table>"
+    items = "".join(f"<li>{escape(clipped(other, MOST_TEXT))}</li>" for other in others)
+    return f"<p>Another cause fits the same numbers. What tells it apart:</p>\n<ul>{items}</ul>"
 
 
-def _all_names(names: Sequence[str]) -> str:
-    """Return a folded list of all view names, for a finding whose text shows only some of them."""
-    if len(names) <= MOST_NAMES:
+def _lesson(number: str, like: str, lessons: Mapping[str, str]) -> str:
+    address = lessons.get(number)
+    name = f"notebook {number}"
+    link = f'<a href="{escape(address)}">{name}</a>' if address else name
+    more = f" Public report of the same kind of mistake: {escape(like)}." if like else ""
+    return f'<p class="lesson"><b>Lesson:</b> {link} explains this kind of mistake.{more}</p>'
+
+
+def _names(names: Sequence[str]) -> str:
+    """Return a folded list of view names."""
+    if len(names) < 2:
         return ""
-    return f"<details><summary>All {len(names)} views</summary>\n{_listed(names)}\n</details>"
+    ordered = sorted(names, key=natural)
+    shown = "".join(f"<li>{escape(clipped(name))}</li>" for name in ordered[:MOST_NAMES])
+    left = len(names) - MOST_NAMES
+    more = f"<p>{left:,} more: <code>kvviz audit --json</code> lists all.</p>" if left > 0 else ""
+    return f'<details><summary>The {len(names):,} views</summary>\n<ul class="names">{shown}</ul>{more}</details>'
+
+
+def _findings(findings: Sequence[Finding]) -> str:
+    """Return all findings as a folded list, numbered as ``kvviz audit -v`` numbers them."""
+    ordered, kinds = in_order(findings), Counter(finding.kind for finding in findings)
+    items = "".join(
+        f'<li value="{number}"><pre tabindex="0">{escape(_cut(str(finding), MOST_TEXT))}</pre></li>'
+        for number, finding in enumerate(ordered[:MOST_FINDINGS], 1)
+    )
+    more = _more(len(ordered) - MOST_FINDINGS, "more finding")
+    meanings = "".join(
+        f"<li>{number:,} x <b>{kind}</b>: {escape(KINDS[kind].meaning)}.</li>"
+        for kind, number in sorted(kinds.items(), key=lambda one: list(KINDS).index(one[0]))
+    )
+    one_by_one = f"<summary>{counted(len(ordered), 'finding')}, one by one</summary>\n<ol>{items}</ol>{more}"
+    return f"<section>\n<h2>All findings</h2>\n<ul>{meanings}</ul>\n<details>{one_by_one}</details>\n</section>"
+
+
+def _judged(result: Audit, views: Sequence[View], claims: Sequence[Claim]) -> str:
+    """Return what was judged: how many views and claims, each check, and the notes."""
+    storages = len({view.storage for view in views})
+    what = f"{counted(len(views), 'view')} in {counted(storages, 'storage')}, {counted(len(claims), 'claim')}."
+    notes = f"<h3>Notes</h3>\n{_listed(result.notes)}" if result.notes else ""
+    return f"<section>\n<h2>What was judged</h2>\n<p>{what}</p>\n{_listed(result.checked)}\n{notes}</section>"
 
 
 def _listed(lines: Sequence[str]) -> str:
-    return "<ul>\n" + "\n".join(f"<li>{escape(line)}</li>" for line in lines) + "\n</ul>"
+    shown = "".join(f"<li>{escape(clipped(line, MOST_TEXT))}</li>" for line in lines[:MOST_NAMES])
+    return f"<ul>{shown}</ul>" + _more(len(lines) - MOST_NAMES, "more line")
 
 
-def _maps(finding: Finding, views: Sequence[View], claims: Sequence[Claim]) -> dict[str, ByteMap]:
-    """Return titles and maps: where the finding is, and where the element belongs if that is in another window."""
-    landed = map_around(finding, views, claims)
-    if landed is None:
-        return {}
-    meant = map_around(finding, views, claims, end=1) if finding.drawing == ARROW else None
-    if meant is None or meant == landed:
-        return {"The place": landed}
-    return {"Where the element is": landed, "Where it belongs": meant}
-
-
-def _figure(finding: Finding, maps: dict[str, ByteMap]) -> str:
-    """Return the interactive maps, and the same maps as folded text."""
-    pointed = replace(finding, example=finding.example if finding.drawing == FRAME else finding.example[:2])
-    able = any(shows(record, pointed) for record in maps.values())
-    view = MapView(maps, row_bytes=ROW_BYTES, finding=pointed if able else None)
-    return (
-        f"{view.html}\n"
-        f"<details><summary>The map as text</summary>\n"
-        f'<pre class="map" tabindex="0">{escape(view.text)}</pre>\n</details>'
-    )
+def _more(number: int, what: str) -> str:
+    """Return the sentence for what a page leaves out; empty if it leaves out nothing."""
+    return f"<p>{counted(number, what)}: <code>kvviz audit -v</code> prints all.</p>" if number > 0 else ""

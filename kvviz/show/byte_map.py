@@ -11,11 +11,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvviz.audit.view import MAX_ELEMENTS, Storage, View
+from kvviz.audit.view import Storage, View
 from kvviz.cache.modes import get_mode
 
 MAX_WINDOW_BYTES = 1 << 20
 """Largest window of a byte map. For a window of this size, the arrays of the map take 8 MiB per view."""
+
+MAX_NEAR = 1 << 23
+"""Work limit of one map: elements of all views that reach into the window. 8 million take about a second."""
 
 
 def layer_of(name: str) -> int | None:
@@ -129,6 +132,7 @@ def byte_map(
     storage: Storage | None = None,
     values=None,
     kv_cache_dtype: str | None = None,
+    most_elements: int = MAX_NEAR,
 ) -> ByteMap:
     """Map a window of one storage.
 
@@ -140,10 +144,12 @@ def byte_map(
         storage: the storage to map. Default: the storage in which all views lie.
         values: all bytes of the storage: ``bytes``, or a uint8 tensor or array with one axis. Only the window is read.
         kv_cache_dtype: a key of ``kvviz.cache.modes.MODES``. With this mode, renderings of the map can decode values.
+        most_elements: work limit: elements of all owners, or of all writers, that have bytes in the window.
 
     Raises:
         ValueError: there are no views, the views lie in several storages, the window does not fit into the storage or
-            is too large, ``values`` are not the bytes of the storage, or the mode does not exist.
+            is too large, too many elements have bytes in the window, ``values`` are not the bytes of the storage, or
+            the mode does not exist.
     """
     if kv_cache_dtype is not None:
         get_mode(kv_cache_dtype)
@@ -152,7 +158,9 @@ def byte_map(
     replaced = {view.name for view in writers}
     writers = [view for view in owners if view.name not in replaced] + list(writers)
     owners, writers = ([view for view in views if view.storage == storage] for views in (owners, writers))
-    (owned, owner_cells), (written, writer_cells) = (_cells_by_byte(v, start, stop) for v in (owners, writers))
+    (owned, owner_cells), (written, writer_cells) = (
+        _cells_by_byte(views, start, stop, most_elements) for views in (owners, writers)
+    )
     edges = np.zeros(stop - start, bool)
     for cells in (*owner_cells, *writer_cells):
         edges[1:] |= cells[1:] != cells[:-1]
@@ -201,12 +209,6 @@ def byte_maps(
     }
 
 
-def claimed_bytes(view: View, start: int, stop: int) -> np.ndarray:
-    """Return a bool array of shape (stop - start,): True for each byte of ``[start, stop)`` that the view covers."""
-    _, cells = _cells_by_byte([view], start, stop)
-    return (cells >= 0).any(axis=0)
-
-
 def _checked_window(window: tuple[int, int] | None, storage: Storage) -> tuple[int, int]:
     if not storage.nbytes:
         raise ValueError(f"the storage {storage.name!r} has 0 bytes: map a storage that has bytes")
@@ -246,29 +248,51 @@ def _cell_axes(view: View) -> int:
     return len(view.shape) - (view.axes[-1:] == ("byte",))
 
 
-def _cells_by_byte(views: Sequence[View], start: int, stop: int) -> tuple[list[View], np.ndarray]:
+def _cells_by_byte(views: Sequence[View], start: int, stop: int, most: int = MAX_NEAR) -> tuple[list[View], np.ndarray]:
     """Return the views that have bytes in the window, and an int64 array of shape (views, stop - start).
 
     For each of these views and each byte, the array has the flat number of the cell that holds the byte. It has -1 if
     no cell of the view holds the byte.
     """
-    found, cells = [], []
+    found, cells, left = [], [], most
     for view in views:
-        near, starts = _elements_within(view, start, stop)
+        low, high = view.span_bytes
+        if low >= stop or high <= start:
+            continue
+        near, starts = _elements_within(view, start, stop, left)
         if not len(near):
             continue
+        left -= len(near)
         row = np.full(stop - start, -1, np.int64)
         width = int(np.prod(view.shape[_cell_axes(view) :], dtype=np.int64))
-        for byte in range(view.itemsize):
-            at = starts + byte - start
-            inside = (at >= 0) & (at < stop - start)
-            row[at[inside]] = near[inside] // width
+        _write_cells(row, starts - start, near // width, view.itemsize)
         found.append(view)
         cells.append(row)
     return found, np.asarray(cells, np.int64).reshape(len(cells), stop - start)
 
 
-def _elements_within(view: View, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+def _write_cells(row: np.ndarray, starts: np.ndarray, cells: np.ndarray, itemsize: int) -> None:
+    """Write the number of its cell on each byte of each element. If elements overlap, the number of the last one stays.
+
+    The loop runs over the bytes of an element, over the bytes of the window, or over the elements. The function takes
+    the shortest of these three loops.
+    """
+    if itemsize <= min(len(row), len(starts)):
+        for byte in range(itemsize):
+            at = starts + byte
+            inside = (at >= 0) & (at < len(row))
+            row[at[inside]] = cells[inside]
+    elif len(row) <= len(starts):
+        for byte in range(len(row)):
+            here = np.flatnonzero((starts <= byte) & (starts > byte - itemsize))
+            if len(here):
+                row[byte] = cells[here[-1]]
+    else:
+        for first, cell in zip(starts.tolist(), cells.tolist(), strict=True):
+            row[max(first, 0) : first + itemsize] = cell
+
+
+def _elements_within(view: View, start: int, stop: int, most: int = MAX_NEAR) -> tuple[np.ndarray, np.ndarray]:
     """Return the flat numbers of the elements that have bytes in ``[start, stop)``, and the first byte of each element.
 
     The flat numbers are in ascending order. The function handles one axis after the other, and begins with the longest
@@ -283,7 +307,7 @@ def _elements_within(view: View, start: int, stop: int) -> tuple[np.ndarray, np.
         reach -= step * (size - 1)
         low = np.clip((start - view.itemsize - reach - firsts) // step + 1, 0, size)
         high = np.clip(-((firsts - stop) // step), low, size)
-        _check_few(view, int((high - low).sum()))
+        _check_few(view, int((high - low).sum()), most)
         which = np.repeat(np.arange(len(firsts)), high - low)
         index = np.arange(len(which)) - np.repeat(np.cumsum(high - low) - high, high - low)
         firsts = firsts[which] + index * step
@@ -311,10 +335,10 @@ def _axes_by_step(view: View) -> list[tuple[int, int, int, int]]:
     return sorted(axes, reverse=True)
 
 
-def _check_few(view: View, count: int) -> None:
-    if count > MAX_ELEMENTS:
+def _check_few(view: View, count: int, most: int) -> None:
+    if count > most:
         raise ValueError(
-            f"{view.name!r} has {count} elements in the window, more than the limit of {MAX_ELEMENTS}: "
+            f"{view.name!r} has {count} elements in the window, more than the limit of {most}: "
             f"give a smaller window"
         )
 

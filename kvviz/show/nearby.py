@@ -1,19 +1,20 @@
 """Makes a byte map of a few rows around the place of a finding. The storage may have any size."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from kvviz.audit.claims import BelongsAt, Claim, Disjoint
 from kvviz.audit.findings import NO_MAP, Finding, Place
 from kvviz.audit.rightful import rightful_places
 from kvviz.audit.view import Storage, View
-from kvviz.show.byte_map import ByteMap, ByteRange, byte_map, claimed_bytes
+from kvviz.show.byte_map import ByteMap, ByteRange, byte_map
 
 ROW_BYTES, ROWS = 64, 4
 """Bytes per row, and number of rows, of a map around a finding."""
 
-MAX_SHOWN = 48
-"""Limit of the views that one map shows. Views that the finding names come first."""
+MOST_ELEMENTS = 1 << 18
+"""Work limit of such a map: elements that have bytes in the window. 262,144 elements take some milliseconds."""
 
 
 def map_around(finding: Finding, views: Sequence[View], claims: Sequence[Claim] = (), end: int = 0) -> ByteMap | None:
@@ -25,44 +26,72 @@ def map_around(finding: Finding, views: Sequence[View], claims: Sequence[Claim] 
         views, claims: what was audited.
         end: number of the place in the example. 0 is the first place. For a misplaced element, 1 is the place where the
             element belongs.
+
+    Raises:
+        ValueError: more than :data:`MOST_ELEMENTS` elements have bytes in the window.
     """
     if len(finding.example) <= end or finding.drawing == NO_MAP:
         return None
-    owners, writers = _shown(finding, views, claims)
+    owners, writers = _shown([finding], views, claims, {})
     shown, name = (owners, finding.views[0]) if end else (writers, finding.example[0].view)
     window = _window(finding.example[end], next((view.storage for view in shown if view.name == name), None))
     if window is None:
         return None
-    storage, start, stop = window
-    record = byte_map(owners, writers, window=(start, stop), storage=storage)
-    for view in _other_owners(views, claims, [*owners, *writers]):
-        if any(bytes_.state == "unowned" for bytes_ in record.ranges) and len(record.beneath) < MAX_SHOWN:
-            record = _with_owner(record, view)
-    return record
+    return map_of_window(*window, [finding], views, claims)[0]
 
 
-def _other_owners(views: Sequence[View], claims: Sequence[Claim], shown: Sequence[View]) -> Iterator[View]:
-    """Yield the views that own bytes and are not shown yet. Without them, the map would draw their bytes as padding."""
+def map_of_window(
+    storage: Storage,
+    start: int,
+    stop: int,
+    findings: Sequence[Finding],
+    views: Sequence[View],
+    claims: Sequence[Claim],
+    repaired: Mapping[str, View] = MappingProxyType({}),
+) -> tuple[ByteMap, ByteMap]:
+    """Map bytes ``[start, stop)``. Return a map of the views of some findings, and a map of all other views alone.
+
+    The first map shows the other views too, on bytes that no view of the findings owns or writes. So it does not draw
+    these bytes as padding.
+
+    Args:
+        repaired: rightful places that are known from a repair, by the name of the view that belongs there.
+
+    Raises:
+        ValueError: more than :data:`MOST_ELEMENTS` elements have bytes in the window.
+    """
+    owners, writers = _shown(findings, views, claims, repaired)
+    record = byte_map(owners, writers, window=(start, stop), storage=storage, most_elements=MOST_ELEMENTS)
     places = rightful_places(views, claims)
-    names = {view.name for view in shown} | places.references | places.extents
-    yield from (view for view in views if view.name not in names)
+    hidden = {view.name for view in (*owners, *writers)} | places.references | places.extents
+    others = [view for view in views if view.name not in hidden]
+    below = byte_map(others, window=(start, stop), storage=storage, most_elements=MOST_ELEMENTS)
+    return _with_owners_beneath(record, below), below
 
 
-def _with_owner(record: ByteMap, view: View) -> ByteMap:
-    """Return the map with one more view. If a byte of the view had no owner and no writer, the view becomes both."""
-    if view.storage != record.storage or not claimed_bytes(view, record.start, record.stop).any():
-        return record
-    below = byte_map([view], window=(record.start, record.stop), storage=record.storage)
+def _with_owners_beneath(record: ByteMap, below: ByteMap) -> ByteMap:
+    """Return the map with the views of ``below`` as owners and writers of bytes that nobody owns or writes.
+
+    If several views cover such a byte, the first one counts.
+    """
     ranges: list[ByteRange] = []
     for above in record.ranges:
-        if above.state != "unowned":
-            ranges.append(above)
-            continue
         under = [one for one in below.ranges if one.start < above.stop and above.start < one.stop]
-        ranges += [replace(one, start=max(one.start, above.start), stop=min(one.stop, above.stop)) for one in under]
-    if not any(bytes_.owner and bytes_.owner.view == view.name for bytes_ in ranges):
-        return record
-    return replace(record, ranges=tuple(ranges), beneath=(*record.beneath, view))
+        for part in [_cut(above, one) for one in under] if above.state == "unowned" else [above]:
+            if ranges and ranges[-1] == replace(part, start=ranges[-1].start, stop=part.start):
+                ranges[-1] = replace(ranges[-1], stop=part.stop)
+            else:
+                ranges.append(part)
+    seen = {part.owner.view for part in ranges if part.owner}
+    return replace(record, ranges=tuple(ranges), beneath=tuple(view for view in below.owners if view.name in seen))
+
+
+def _cut(above: ByteRange, below: ByteRange) -> ByteRange:
+    """Return the part of an unowned range that lies in the range below, with the owner of that range."""
+    start, stop = max(above.start, below.start), min(above.stop, below.stop)
+    if not below.writers:
+        return replace(above, start=start, stop=stop)
+    return ByteRange(start, stop, below.writers[0], below.writers[:1], "right")
 
 
 def _window(place: Place, storage: Storage | None) -> tuple[Storage, int, int] | None:
@@ -77,18 +106,23 @@ def _window(place: Place, storage: Storage | None) -> tuple[Storage, int, int] |
     return storage, start, min(start + ROWS * ROW_BYTES, storage.nbytes)
 
 
-def _shown(finding: Finding, views: Sequence[View], claims: Sequence[Claim]) -> tuple[list[View], list[View]]:
+def _shown(
+    findings: Sequence[Finding], views: Sequence[View], claims: Sequence[Claim], repaired: Mapping[str, View]
+) -> tuple[list[View], list[View]]:
     """Return the owners and the writers to show.
 
-    These are the views that the finding names, and the views that must be disjoint from them.
+    These are the views that the findings name, and the views that must be disjoint from them. Extents are shown only
+    if the first finding names them.
     """
-    named = {view.name: view for view in views}
-    names = [*finding.views, *(place.view for place in finding.example), *(owner for owner, _ in finding.hits)]
+    names = {name for finding in findings for name in finding.views}
+    names |= {place.view for finding in findings for place in finding.example}
+    names |= {owner for finding in findings for owner, _ in finding.hits}
     # The owner at a rightful place has the name of the view that belongs there. So this view must be shown too.
-    names += [claim.view for claim in claims if isinstance(claim, BelongsAt) and claim.rightful in names]
-    companions = [claim.views for claim in claims if isinstance(claim, Disjoint) and set(claim.views) & {*names}]
-    names += [name for others in companions for name in others]
+    names |= {claim.view for claim in claims if isinstance(claim, BelongsAt) and claim.rightful in names}
+    companions = [claim.views for claim in claims if isinstance(claim, Disjoint) and names & {*claim.views}]
+    names.update(name for others in companions for name in others)
     places = rightful_places(views, claims)
-    hidden = places.references | (places.extents - {*finding.views})
-    shown = [name for name in dict.fromkeys(names) if name in named and name not in hidden][:MAX_SHOWN]
-    return [places.moved.get(name, named[name]) for name in shown], [named[name] for name in shown]
+    hidden = places.references | (places.extents - {*findings[0].views})
+    rightful = places.moved | repaired
+    shown = [view for view in views if view.name in names - hidden]
+    return [rightful.get(view.name, view) for view in shown], shown

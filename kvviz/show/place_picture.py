@@ -1,0 +1,224 @@
+"""Draws a :class:`~kvviz.show.place_window.PlaceWindow` as one SVG picture, with a key and a twin in plain text.
+
+The picture needs no script. It takes its colours from the style of the page, light or dark.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from html import escape
+
+from kvviz.show.byte_map import half_of
+from kvviz.show.colours import CONTESTED, HATCH_INK, MISPLACED, UNOWNED, owned
+from kvviz.show.describe import hue_key
+from kvviz.show.live_map import clipped
+from kvviz.show.place_window import OUTSIDE, PlaceWindow, Row, Span
+
+WIDTH, LEFT, RIGHT = 400, 62, 396
+"""Width of the picture, and first and last x of the bytes, in its own units. A phone shows one unit as 0.9 pixels."""
+
+LANE, GAP, LINE, BETWEEN = 22, 3, 15, 26
+"""Heights: a lane, the gap between two lanes, a line of text, and the free space between two rows."""
+
+LETTER_WIDTH = 6.6
+"""Width of a letter, used to choose a text that fits on its bytes."""
+
+MOST_NAMES = 3
+"""Names that the key lists for bytes of several views. The key counts the others."""
+
+HATCHES = (
+    '<svg class="defs" width="0" height="0" aria-hidden="true"><defs>'
+    '<pattern id="stripes" width="5" height="5" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
+    f'<rect width="5" height="5" fill="{CONTESTED.colour}"/>'
+    f'<path d="M0 0V5" stroke="{HATCH_INK}" stroke-width="1.6"/></pattern>'
+    '<pattern id="crosses" width="5" height="5" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
+    f'<rect width="5" height="5" fill="{MISPLACED.colour}"/>'
+    f'<path d="M0 0V5M0 0H5" stroke="{HATCH_INK}" stroke-width="1.2"/></pattern></defs></svg>'
+)
+"""The hatches of all pictures of a page."""
+
+FILLS = {"contested": "url(#stripes)", "misplaced": "url(#crosses)", "unreached": "var(--paper)", OUTSIDE: "none",
+         "unowned": f"color-mix(in srgb,{UNOWNED.colour} 28%,var(--paper))"}  # fmt: skip
+
+SHARED = ("contested", "shared by several views that must not share it")
+FOREIGN = {
+    "used by": ("misplaced", "used by an element that does not belong here"),
+    "taken by": ("misplaced", "taken, but of another block"),
+}
+"""Entries of the key for hatched bytes: the state, and its meaning. The second one depends on the picture."""
+
+NOBODY = {"unowned": "nobody", "unreached": "nobody", OUTSIDE: "outside the storage"}
+"""What is written on bytes without a view."""
+
+
+def picture(window: PlaceWindow, alone: bool) -> str:
+    """Return the picture, its key and its text as HTML.
+
+    Args:
+        alone: True if all views lie in one storage. Then the rows do not name the storage.
+    """
+    letters = _letters(window)
+    key = "".join(f"<li><b>{letter}</b> {escape(text)}</li>" for letter, text in _key(letters))
+    states = {span.state for row in window.rows for span in row.users if span.names}
+    for state, text in (SHARED, FOREIGN[window.used]):
+        key += f"<li>{_swatch(state)} {text}</li>" if state in states else ""
+    return (
+        f'<figure>{_svg(window, letters, alone)}<ul class="key">{key}</ul>'
+        f"<details><summary>The picture as text</summary>\n"
+        f'<pre tabindex="0">{escape(as_text(window))}</pre></details></figure>'
+    )
+
+
+def _swatch(state: str) -> str:
+    bar = f'<rect width="20" height="11" style="fill:{FILLS[state]}"/>'
+    return f'<svg width="20" height="11" aria-hidden="true">{bar}</svg>'
+
+
+def as_text(window: PlaceWindow) -> str:
+    """Return the rows of a window as plain text, with the names of all views."""
+    lines = []
+    for row in window.rows:
+        lines.append(f"{row.storage.name}, bytes [{row.start}, {row.stop}) of {row.storage.nbytes}")
+        for word, spans in (("belongs to", row.owners), (window.used, row.users)):
+            lines += [f"  {word}"] if spans else []
+            for span in spans:
+                names = f"{len(span.names)} views: {'; '.join(span.names)}" if len(span.names) > 1 else span.names[:1]
+                who = (names if isinstance(names, str) else "".join(names)) or NOBODY.get(span.state, "nobody")
+                wrong = "" if span.state in ("right", "unowned", OUTSIDE) or not span.names else f" ({span.state})"
+                lines.append(f"    [{span.start}, {span.stop})  {who}{wrong}")
+        lines += [f"  [{mark.start}, {mark.stop})  {mark.text}" for mark in row.marks]
+    return "\n".join(lines)
+
+
+def _letters(window: PlaceWindow) -> dict[tuple[str, ...], str]:
+    """Return what is written on the bytes of each view or group of views: ``A`` for a view, ``80 views`` for a group.
+
+    A second group with as many views is ``80 views b``.
+    """
+    found: dict[tuple[str, ...], str] = {}
+    groups: Counter = Counter()
+    for row in window.rows:
+        for span in (*row.owners, *row.users):
+            if span.names in found or not span.names:
+                continue
+            number, count = len(found) - groups.total(), len(span.names)
+            if count == 1:
+                found[span.names] = chr(ord("A") + number) if number < 26 else str(number)
+            else:
+                more = f" {chr(ord('a') + min(groups[count], 25))}" if groups[count] else ""
+                found[span.names] = f"{count} views{more}"
+                groups[count] += 1
+    return found
+
+
+def _key(letters: dict[tuple[str, ...], str]) -> list[tuple[str, str]]:
+    """Return the label and the names of each view or group. Of a group, some views are named and the rest counted."""
+    entries = []
+    for names, label in letters.items():
+        shown, left = ", ".join(map(clipped, names[:MOST_NAMES])), len(names) - MOST_NAMES
+        entries.append((label, f"{shown} and {left} more" if left > 0 else shown))
+    return entries
+
+
+def _svg(window: PlaceWindow, letters: dict, alone: bool) -> str:
+    parts, y, columns = [], 4.0, []
+    several = len(window.rows) > 1
+    for number, row in enumerate(window.rows):
+        if number:
+            parts.append(_gap(window, y + 12))
+            y += BETWEEN
+        where = "" if alone else f"{clipped(row.storage.name, 24)}, "
+        parts.append(_text(RIGHT, y + 10, f"{where}bytes {row.start:,} to {row.stop - 1:,}", "end", "soft"))
+        y += LINE
+        above = several and number
+        if above:
+            parts += _labels(row, y + 10, columns=False)
+            y += LINE
+        if not several and window.arrow:
+            y += LINE  # room for the arrow
+        top = y
+        for word, spans in (("belongs to", row.owners), (window.used, row.users)):
+            if spans:
+                parts.append(_text(0, y + 15, word, "start", "soft"))
+                parts += [_bar(row, span, y, letters) for span in spans]
+                y += LANE + GAP
+        bottom = y - GAP
+        for mark in row.marks:
+            a, b = _x(row, mark.start), _x(row, min(mark.stop, row.stop))
+            frame = f'x="{a - 1:.1f}" y="{top - 2:.1f}" width="{b - a + 2:.1f}" height="{bottom - top + 4:.1f}"'
+            parts.append(f'<rect class="mark" {frame}/>')
+            columns.append((mark.text, (a + b) / 2, top - 2, bottom + 2))
+        if not above:
+            for line in _labels(row, y + 10, columns=not several):
+                parts.append(line)
+            y += LINE * (1 if several else len(row.marks))
+    parts += _arrow(columns, several) if window.arrow else []
+    alt = escape(clipped(as_text(window), 1500))
+    return f'<svg viewBox="0 0 {WIDTH} {y + 6:.0f}" role="img" aria-label="{alt}">{"".join(parts)}</svg>'
+
+
+def _x(row: Row, byte: int) -> float:
+    return LEFT + (RIGHT - LEFT) * (byte - row.start) / (row.stop - row.start)
+
+
+def _bar(row: Row, span: Span, y: float, letters: dict) -> str:
+    a, b = _x(row, span.start), _x(row, span.stop)
+    if span.state == "right":
+        style = owned(_hue(span, letters), span.role, half_of(span.names[0].partition(",")[0]))
+        fill = f"color-mix(in srgb,{style.colour} {style.share:.0%},var(--paper))"
+    else:
+        fill = FILLS[span.state]
+    label = letters[span.names] if span.names else NOBODY.get(span.state, "nobody")
+    texts = (label, label.replace(" views", "") if span.names else "–")
+    left, right = _free(row, span)
+    text = next((text for text in texts if len(text) * LETTER_WIDTH < right - left), "")
+    label = _text((left + right) / 2, y + 15, text, "middle", "on") if text else ""
+    kind = " dashed" if span.state == OUTSIDE else ""
+    size = f'x="{a:.1f}" y="{y:.1f}" width="{b - a:.1f}" height="{LANE}"'
+    return f'<rect class="bar{kind}" {size} style="fill:{fill}"/>{label}'
+
+
+def _free(row: Row, span: Span) -> tuple[float, float]:
+    """Return the widest part of a bar that no frame of a mark crosses."""
+    edges = {edge for mark in row.marks for edge in (mark.start, mark.stop) if span.start < edge < span.stop}
+    cuts = [_x(row, byte) for byte in sorted({span.start, span.stop} | edges)]
+    return max(zip(cuts, cuts[1:], strict=False), key=lambda part: part[1] - part[0])
+
+
+def _hue(span: Span, letters: dict) -> int:
+    key = hue_key(span.names[0])
+    return key if isinstance(key, int) else list(letters).index(span.names)
+
+
+def _labels(row: Row, y: float, columns: bool) -> list[str]:
+    """Return the texts of the marks: one line for each mark, or beside the arrow."""
+    lines = []
+    for number, mark in enumerate(row.marks):
+        middle = (_x(row, mark.start) + _x(row, min(mark.stop, row.stop))) / 2
+        x, anchor = (middle, "middle") if columns else (middle + 8, "start")
+        lines.append(_text(min(x, RIGHT - 34), y + number * LINE, mark.text, anchor, "strong"))
+    return lines
+
+
+def _gap(window: PlaceWindow, y: float) -> str:
+    if not window.left_out:
+        return ""
+    return _text(0, y, f"{window.left_out:,} bytes between, not drawn", "start", "soft")
+
+
+def _arrow(columns: Sequence[tuple[str, float, float, float]], several: bool) -> list[str]:
+    """Return an arrow from the place where the element belongs to the place where it lies."""
+    lies, belongs = (next(one for one in columns if one[0].startswith(word)) for word in ("lies", "belongs"))
+    if several:
+        up = lies[2] < belongs[2]
+        start, end = (belongs[2], lies[3] + 6) if up else (belongs[3], lies[2] - 6)
+        path = f"M{belongs[1]:.1f} {start:.1f}L{lies[1]:.1f} {end:.1f}"
+        tip = f"M{lies[1] - 4:.1f} {end:.1f}h8l-4 {-6 if up else 6}z"
+    else:
+        top = lies[2]
+        path = f"M{belongs[1]:.1f} {top:.1f}v-9H{lies[1]:.1f}v3"
+        tip = f"M{lies[1] - 4:.1f} {top - 6:.1f}h8l-4 6z"
+    return [f'<path class="arrow" d="{path}"/><path class="tip" d="{tip}"/>']
+
+
+def _text(x: float, y: float, text: str, anchor: str, kind: str) -> str:
+    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
