@@ -338,8 +338,7 @@ def _axes_by_step(view: View) -> list[tuple[int, int, int, int]]:
 def _check_few(view: View, count: int, most: int) -> None:
     if count > most:
         raise ValueError(
-            f"{view.name!r} has {count} elements in the window, more than the limit of {most}: "
-            f"give a smaller window"
+            f"{view.name!r} has {count} elements in the window, more than the limit of {most}: give a smaller window"
         )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kvviz.audit.causes import Diagnosis
-from kvviz.audit.claims import Claim, Covers, Overlay
+from kvviz.audit.claims import Claim, Covers, Overlay, names_in
 from kvviz.audit.diagnosis_text import first_finding
 from kvviz.audit.elements import first_wrong, place
 from kvviz.audit.findings import ARROW, Finding, Place
@@ -112,7 +112,7 @@ def place_window(
         return None
     named = {view.name: view for view in views}
     first = finding.views[0]
-    covers = [claim for claim in claims if isinstance(claim, Covers) and first in _names(claim.extent)]
+    covers = [claim for claim in claims if isinstance(claim, Covers) and first in names_in(claim.extent)]
     if finding.kind in ("truncated", "oversized") and covers:
         return _extent_window(finding, named, covers[0])
     places = _places(finding, named, repaired)
@@ -121,10 +121,6 @@ def place_window(
         for storage, start, stop, marks in _cut(places)
     ]
     return PlaceWindow(finding, tuple(rows), "used by", len(places) > 1)
-
-
-def _names(given: str | Iterable[str]) -> tuple[str, ...]:
-    return (given,) if isinstance(given, str) else tuple(given)
 
 
 def _places(finding: Finding, named: Mapping[str, View], repaired: Mapping[str, View]) -> list[tuple[Storage, Mark]]:
@@ -199,13 +195,15 @@ def _with_outside(spans: Sequence[Span], storage: Storage, start: int, stop: int
     return (*before, *spans, *behind)
 
 
-def _overlay(finding: Finding, claims: Sequence[Claim]) -> frozenset[str]:
-    """Return the views that may share bytes of equal block ids, if the finding is about such views."""
-    groups = [claim.views for claim in claims if isinstance(claim, Overlay) and {*finding.views} <= {*claim.views}]
-    return frozenset(groups[0] if groups else ())
+def _overlay(finding: Finding, claims: Sequence[Claim]) -> dict[str, int]:
+    """Return the views that may share bytes of equal ids, and the blocks per id, if the finding is about such views."""
+    for claim in claims:
+        if isinstance(claim, Overlay) and {*finding.views} <= {*claim.views}:
+            return dict(zip(claim.views, claim.blocks_per_id or [1] * len(claim.views), strict=True))
+    return {}
 
 
-def _lanes(record: ByteMap, below: ByteMap, overlay: frozenset[str]) -> tuple[list[Span], list[Span]]:
+def _lanes(record: ByteMap, below: ByteMap, overlay: Mapping[str, int]) -> tuple[list[Span], list[Span]]:
     """Return the owners and the users of a map as spans.
 
     Bytes that no view of the finding uses may be used by another view. Bytes of equal block ids may be shared by the
@@ -217,8 +215,8 @@ def _lanes(record: ByteMap, below: ByteMap, overlay: frozenset[str]) -> tuple[li
         if one.state == "unreached":
             users += _beneath(one, below, "unreached")
         else:
-            ids = {part.index[:1] for part in one.writers if part.view in overlay}
-            legal = len(ids) == 1 and all(part.view in overlay for part in one.writers)
+            shared = one.writers if all(part.view in overlay and part.index for part in one.writers) else ()
+            legal = len({part.index[0] // overlay[part.view] for part in shared}) == 1
             users.append(_span(one, one.writers, "right" if legal else one.state))
     return _merged(owners), _merged(users)
 
@@ -255,32 +253,38 @@ def _merged(spans: Iterable[Span]) -> list[Span]:
 def _extent_window(finding: Finding, named: Mapping[str, View], claim: Covers) -> PlaceWindow:
     """Return a row around the first byte that an extent leaves out, or takes although it is of another block.
 
-    The row shows only what the extent takes of one block.
+    The row shows only what the extents take of one block.
     """
-    extent, left_out = named[finding.views[0]], finding.kind == "truncated"
-    mine = [one for one in finding.example if one.view == extent.name]
-    content = [one for one in finding.example if one.view != extent.name]
-    first = (content or mine if left_out else mine or content)[0]
+    extents, left_out = [named[name] for name in names_in(claim.extent)], finding.kind == "truncated"
+    takers = {extent.name for extent in extents}
+    first = min(finding.example, key=lambda one: (one.view in takers) == left_out)
     mark = _mark(first, "not taken" if left_out else "of another block")
-    ((storage, start, stop, _),) = _cut([(extent.storage, mark)])
-    one, text = _entry(extent, first.index[0] if first.index else None)
+    ((storage, start, stop, _),) = _cut([(named[first.view].storage, mark)])
+    block = None
+    if first.index:
+        per_block = claim.extents_per_block if first.view in takers else claim.blocks_per_extent
+        block = first.index[0] // per_block
+    taking = [_entry(extent, block, claim.extents_per_block) for extent in extents]
     others = [named[name] for name in (*claim.content, *claim.neighbours) if name in named]
     window = {"window": (max(start, 0), min(stop, storage.nbytes)), "storage": storage, "most_elements": MOST_ELEMENTS}
-    owned, taken = (byte_map(group, **window).ranges for group in (others, [one]))
+    owned, taken = (byte_map(group, **window).ranges for group in (others, taking))
     owners = _merged(replace(_alone(one), names=tuple(map(_with_block, one.writers[:1]))) for one in owned)
-    users = _merged(replace(_alone(one), names=(text,) if one.writers else ()) for one in taken)
+    users = _merged(_alone(one) for one in taken)
     end = next((one.stop for one in (users if left_out else owners) if one.start <= mark.start < one.stop), mark.stop)
     users = _marked(users, mark.start, end, "unreached" if left_out else "misplaced")
     lanes = (_with_outside(spans, storage, start, stop) for spans in (owners, users))
     return PlaceWindow(finding, (Row(storage, start, stop, *lanes, (mark,)),), "taken by", False)
 
 
-def _entry(extent: View, number: int | None) -> tuple[View, str]:
-    """Return one entry of an extent and its name. Without such an entry, return the whole extent."""
-    if number is None or not extent.shape or number >= extent.shape[0]:
-        return extent, extent.name
-    one = replace(extent, shape=(1, *extent.shape[1:]), offset=extent.offset + number * extent.stride[0])
-    return one, f"{extent.name}, {extent.axes[0] if extent.axes else 'entry'} {number}"
+def _entry(extent: View, block: int | None, per_block: int) -> View:
+    """Return the entries of an extent for one block, under a name with their numbers. None: return all entries."""
+    if block is None or not extent.shape:
+        return extent
+    first, axis = block * per_block, extent.axes[0] if extent.axes else "entry"
+    number = f"{first}" if per_block == 1 else f"{first} to {first + per_block - 1}"
+    count = max(min(per_block, extent.shape[0] - first), 0)
+    offset = extent.offset + first * extent.stride[0] if count else extent.offset
+    return replace(extent, name=f"{extent.name}, {axis} {number}", shape=(count, *extent.shape[1:]), offset=offset)
 
 
 def _alone(stretch: ByteRange) -> Span:

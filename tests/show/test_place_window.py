@@ -76,7 +76,7 @@ def test_what_an_extent_takes_against_enumeration():
         ((mark,),) = (row.marks,)
         lane = row.owners if window.finding.kind == "truncated" else row.users
         (name,) = next(span.names for span in lane if span.start <= mark.start < span.stop)
-        block = int(name.rsplit(" ", 1)[1])
+        block = int(name.rsplit(" ", 1)[1])  # a sound cache has one entry of the extent per block
         taken = set(extent.bytes_of(extent.starts[block]).ravel().tolist())
         for span in (span for span in row.users if span.state != OUTSIDE):
             for byte in range(span.start, span.stop):
@@ -128,6 +128,27 @@ def test_equal_blocks_of_an_overlay_are_no_mistake():
     window = window_of([a, b], [Overlay(("a", "b"))])
     states = {(span.state, len(span.names)) for row in window.rows for span in row.users}
     assert {("right", 2), ("contested", 2)} <= states
+
+
+def test_equal_ids_of_unequal_blocks_are_no_mistake():
+    storage = Storage("s", 72)
+    a, b = View("a", storage, (2, 32), (32, 1)), View("b", storage, (4, 16), (16, 1), 8)
+    window = window_of([a, b], [Overlay(("a", "b"), blocks_per_id=(1, 2))])
+    states = {(span.start, span.state) for row in window.rows for span in row.users if len(span.names) == 2}
+    assert {state for start, state in states if start < 32} == {"right"} and (32, "contested") in states
+
+
+def test_a_block_that_several_extents_take():
+    storage, other = Storage("s", 96), Storage("t", 32)
+    views = [View("data", storage, (4, 20), (24, 1)), View("scales", other, (4, 4), (4, 1))]
+    views += [View("sent data", storage, (8, 10), (12, 1)), View("sent scales", other, (8, 2), (2, 1))]
+    claims = [Covers(("sent data", "sent scales"), ("data", "scales"), extents_per_block=2)]
+    window = window_of(views, claims)
+    (row,) = window.rows
+    spans = [(span.start, span.stop, span.state, span.names) for span in row.users]
+    name = "sent data, entry 0 to 1"
+    assert (row.storage, spans[:2]) == (storage, [(0, 10, "right", (name,)), (10, 12, "unreached", ())])
+    assert (12, 22, "right", (name,)) in spans and row.marks[0].start == 10
 
 
 def test_the_picture_shows_views_that_no_finding_names():
