@@ -27,7 +27,7 @@ from kvviz.audit.claims import (
     names_in,
 )
 from kvviz.audit.findings import Audit, Finding, counted
-from kvviz.audit.overlap import collisions, out_of_bounds, self_overlap
+from kvviz.audit.overlap import collisions, note_on_reader, out_of_bounds, self_overlap
 from kvviz.audit.placement import OwnerLookup, misplaced
 from kvviz.audit.rightful import RightfulPlaces, rightful_places, view_named
 from kvviz.audit.view import View
@@ -52,14 +52,18 @@ def audit_views(views: Sequence[View], claims: Sequence[Claim] = (), *, witnesse
     places = rightful_places(views, claims)
     ground = OwnerLookup(places, witnesses)
     findings: list[Finding] = []
+    notes: list[str] = []
     checked = [] if views else [_Statement("no views were given")]
     for view in views:
         outside, overlapping = list(out_of_bounds(view)), list(self_overlap(view, ground))
-        findings += [*outside, *overlapping]
         checked.append(_Statement("1 view lies within its storage", "views lie within their storages").after(outside))
+        findings += outside
+        if view.read_only and overlapping:  # a broadcast or a tile: elements that share bytes do no harm
+            notes += map(note_on_reader, overlapping)
+            continue
+        findings += overlapping
         alone = _Statement("1 view does not overlap itself", "views do not overlap themselves")
         checked.append(alone.after(overlapping))
-    notes: list[str] = []
     for claim in dict.fromkeys(claims):
         check = _CHECKS[type(claim)]
         try:
@@ -167,6 +171,12 @@ def _of_one(singular: str, plural: str) -> Callable[[Claim, dict[str, View]], _S
     return lambda claim, named: _Statement(singular, plural)
 
 
+def _disjoint_statement(views: Sequence[View]) -> _Statement:
+    readers = sum(view.read_only for view in views)
+    apart = f", apart from {readers} views that are only read" if readers > 1 else ""
+    return _of_views(views, "is disjoint", f"are disjoint{apart}")
+
+
 def _aligned_statement(claim: Aligned, view: View) -> _Statement:
     known = view.storage.address_modulo(claim.boundary_bytes) is not None
     rows = "rows at multiples" if known else "rows at offsets that are multiples"
@@ -179,7 +189,7 @@ _CHECKS: dict[type, _Check] = {
     Disjoint: _Check(
         "collision",
         lambda c, named, ground: collisions(_all_named(named, c.views), ground.witnesses),
-        lambda c, named: _of_views(_all_named(named, c.views), "is disjoint", "are disjoint"),
+        lambda c, named: _disjoint_statement(_all_named(named, c.views)),
     ),
     Overlay: _Check(
         "collision",

@@ -21,7 +21,7 @@ import numpy as np
 from kvviz.audit.byte_sets import ByteSet, Pattern, TooMuchWorkError, byte_sets
 from kvviz.audit.elements import locate, place, place_of_byte
 from kvviz.audit.findings import Finding, Place, counted
-from kvviz.audit.overlap import by_storage
+from kvviz.audit.overlap import by_storage, readers_text
 from kvviz.audit.sweep import Intervals, Sweep
 from kvviz.audit.view import MAX_ADDRESS, View
 
@@ -110,8 +110,10 @@ def overlaid(views: Sequence[View], blocks_per_id: Sequence[int] = ()) -> Iterat
         hint = "" if blocks_per_id else _hint_of_ratio(given)
         for names, fault in sorted(faults.items(), key=lambda item: (item[1].first, item[0])):
             example = _colliding_places(parts, fault, stride)
-            storage, text = given[0].storage.name, f"different block ids share these bytes{hint}"
-            finding = Finding("collision", names, storage, fault.elements.total(), fault.bytes, example, text=text)
+            readers = tuple(view.name for view in given if view.read_only and view.name in names)
+            said = "; ".join(filter(None, (readers_text(readers, len(names)), "different block ids share these bytes")))
+            storage, counts = given[0].storage.name, (fault.elements.total(), fault.bytes)
+            finding = Finding("collision", names, storage, *counts, example, text=said + hint, readers=readers)
             yield _without_counts(finding, limit)
 
 
@@ -136,8 +138,8 @@ def _shared_by_blocks(judged: Sequence[_Blocks]) -> tuple[list[_Part], int | Non
     parts = _parts(judged, stride)
 
     def different_blocks(members: tuple[int, ...]) -> _Verdicts:
-        """Yield a fault if the parts that share some bytes are not all of one block."""
-        if len({parts[m].label for m in members}) > 1:
+        """Yield a fault if the parts that share some bytes are not all of one block, and one of them writes."""
+        if len({parts[m].label for m in members}) > 1 and not all(parts[m].view.read_only for m in members):
             yield tuple(dict.fromkeys(parts[m].view.name for m in members)), members
 
     return parts, stride, _find_faults(parts, different_blocks)
@@ -279,7 +281,7 @@ def _colliding_places(parts: Sequence[_Part], fault: _Fault, stride: int | None)
     lowest: dict[str, tuple[_Part, int]] = {}
     for part, block in blocks:
         lowest[part.view.name] = min(lowest.get(part.view.name, (part, block)), (part, block), key=lambda pair: pair[1])
-    first, *rest = lowest.values()
+    first, *rest = sorted(lowest.values(), key=lambda pair: pair[0].view.read_only)  # the first one writes
     others = [pair for pair in (*rest, *blocks) if pair[1] != first[1]]
     second = min(others, key=lambda pair: pair[0].view == first[0].view)  # better a block of another view
     shown = [first, second, *(pair for pair in rest if pair[0].view != second[0].view)]

@@ -153,7 +153,8 @@ def _misplaced(state: _State, result: Audit) -> Iterator[list[Guess]]:
     for name in places:
         if name in wrong and (guesses := explain_place(state.views[name], starts[name], around)):
             bytewise = places[name].shape != starts[name].shape
-            yield [replace(guess, repaired=places[name]) for guess in guesses] if bytewise else guesses
+            repaired = replace(places[name], read_only=state.views[name].read_only)
+            yield [replace(guess, repaired=repaired) for guess in guesses] if bytewise else guesses
 
 
 def _extents(state: _State, result: Audit) -> Iterator[list[Guess]]:
@@ -179,7 +180,14 @@ def _parts(state: _State, result: Audit) -> Iterator[list[Guess]]:
         if [len(names) for names in sides] == [1, 1] and {*sides[0], *sides[1]} in wrong:
             part, whole = (state.views[name] for (name,) in sides)
             facts = {"part": part.num_elements * part.itemsize, "whole": whole.num_elements * whole.itemsize}
-            yield [Guess("sections", part.name, replace(whole, name=part.name, role=part.role), facts)]
+            yield [
+                Guess(
+                    "sections",
+                    part.name,
+                    replace(whole, name=part.name, role=part.role, read_only=part.read_only),
+                    facts,
+                )
+            ]
         if isinstance(claim, StepAlike) and {claim.source, claim.target} in wrong:
             source, target = state.views[claim.source], state.views[claim.target]
             facts = {"step": (*steps_of(target), 0)[0], "belongs": (*steps_of(source), 0)[0], "source": source.name}

@@ -26,7 +26,7 @@ def names_in(given: str | tuple[str, ...]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Disjoint(_Statement):
-    """No two of these views share a byte."""
+    """No two of these views share a byte. Views that are only read may share bytes with each other."""
 
     views: tuple[str, ...]
 
@@ -34,6 +34,8 @@ class Disjoint(_Statement):
 @dataclass(frozen=True)
 class Overlay(_Statement):
     """These views may share bytes of blocks with equal ids, but never bytes of blocks with different ids.
+
+    Views that are only read may share any bytes with each other.
 
     Example: two KV cache groups that take their blocks from one pool.
 

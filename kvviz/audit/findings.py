@@ -109,6 +109,7 @@ class Finding:
             several views with equal geometry only the first and the last. Misplaced and permuted: where the element
             lies, where it belongs, and the owner's element at the place where it lies.
         hits: for misplaced elements: (owner, count) of the bytes on which they lie, judged by their lowest byte.
+        readers: names of those ``views`` of a collision that are only read. The other views write.
         severity: ``error`` or ``warning`` (legal but slow). Default: the severity of the kind.
         text: an explanation of the numbers, if the kind does not explain them.
 
@@ -125,6 +126,7 @@ class Finding:
     hits: tuple[tuple[str, int], ...] = ()
     severity: str = ""
     text: str = ""
+    readers: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         kind = get_kind(self.kind)

@@ -127,7 +127,7 @@ def steps_of(view: View) -> tuple[int, ...]:
 
 def moved_to(view: View, place: View) -> View:
     """Return ``view`` with the geometry of ``place``."""
-    return replace(place, name=view.name, axes=view.axes, role=view.role)
+    return replace(place, name=view.name, axes=view.axes, role=view.role, read_only=view.read_only)
 
 
 def block_axis(view: View) -> int | None:

@@ -31,6 +31,9 @@ from kvviz.audit.findings import Finding, counted
 from kvviz.audit.sweep import VISIT_COST, Region, Sweep
 from kvviz.audit.view import View
 
+MOST_NAMES = 6
+"""A text about views that are only read names at most this many."""
+
 MAX_PLACES = 10_000
 """Number of views for which one claim looks up example places. Later findings have counts, but no example."""
 
@@ -140,6 +143,25 @@ def self_overlap(view: View, lookup) -> Iterator[Finding]:
         yield Finding("self_overlap", names, storage, elements, bytes_, place_of_byte(view, start + first))
 
 
+def note_on_reader(finding: Finding) -> str:
+    """Return the note about a view that overlaps itself and is only read. This is no error."""
+    (name,) = finding.views
+    if finding.bytes is None:
+        return f"{name} is only read. {finding.text[0].upper()}{finding.text[1:]}"
+    shared = counted(finding.bytes, "byte")
+    return f"{name} is only read, and {finding.elements} of its elements share {shared}: this is no error"
+
+
+def readers_text(readers: Sequence[str], total: int) -> str:
+    """Return a sentence that says which of ``total`` colliding views are only read. Return "" if there are none."""
+    if not readers:
+        return ""
+    writers = total - len(readers)
+    names = ", ".join(readers[:MOST_NAMES])
+    more = f" and {len(readers) - MOST_NAMES} more" if len(readers) > MOST_NAMES else ""
+    return f"{counted(writers, 'view')} {'writes' if writers == 1 else 'write'} here; only read: {names}{more}"
+
+
 def by_storage(views: Sequence[View]) -> list[list[View]]:
     """Group views by their storage. Empty views are left out."""
     groups: dict[str, list[View]] = {}
@@ -149,15 +171,18 @@ def by_storage(views: Sequence[View]) -> list[list[View]]:
 
 
 def by_geometry(views: Sequence[View]) -> list[list[View]]:
-    """Group views of one storage whose elements cover the very same bytes. A count takes each group once."""
+    """Group views of one storage whose elements cover the very same bytes. A count takes each group once.
+
+    Views that are only read are in groups of their own.
+    """
     groups: dict[tuple, list[View]] = {}
     for view in views:
-        groups.setdefault(geometry(view), []).append(view)
+        groups.setdefault((geometry(view), view.read_only), []).append(view)
     return list(groups.values())
 
 
 def collisions(views: Sequence[View], witnesses: bool = True) -> Iterator[Finding]:
-    """Find bytes that several views share: one finding for each set of views.
+    """Find bytes that several views share: one finding for each set of views. At least one of them writes.
 
     Args:
         witnesses: True to look up an example, for :data:`MAX_PLACES` views at most.
@@ -167,6 +192,7 @@ def collisions(views: Sequence[View], witnesses: bool = True) -> Iterator[Findin
     for in_storage in by_storage(views):
         groups = by_geometry(in_storage)
         key = (in_storage[0].storage.nbytes, *((geometry(group[0]), len(group)) for group in groups))
+        only_read = {number for number, group in enumerate(groups) if group[0].read_only}
         try:
             if key not in known:
                 known[key] = _shared_regions(groups, in_storage[0].storage.nbytes)
@@ -175,6 +201,8 @@ def collisions(views: Sequence[View], witnesses: bool = True) -> Iterator[Findin
             continue
         order = {view.name: number for number, view in enumerate(in_storage)}
         for region in known[key]:
+            if only_read.issuperset(region.members):
+                continue
             yield _collision(region, groups, order, places_left > 0)
             places_left -= len(region.members)
 
@@ -203,8 +231,17 @@ def _collision(region: Region, groups: Sequence[Sequence[View]], order: dict[str
     ends = {view.name: view for m in region.members for view in (groups[m][0], groups[m][-1])} if witnesses else {}
     shown = sorted(ends.values(), key=lambda view: order[view.name])
     example = tuple(p for view in shown for p in place_of_byte(view, region.first))
-    names = tuple(view.name for view in members)
-    return Finding("collision", names, members[0].storage.name, elements, region.bytes, example)
+    return _of_writers_and_readers(members, elements, region.bytes, example)
+
+
+def _of_writers_and_readers(
+    members: Sequence[View], elements: int | None, bytes_: int | None, example: tuple = (), text: str = ""
+) -> Finding:
+    """Return the finding of a collision, with the names of those views that are only read."""
+    names, storage = tuple(view.name for view in members), members[0].storage.name
+    readers = tuple(view.name for view in members if view.read_only)
+    said = "; ".join(filter(None, (text, readers_text(readers, len(members)))))
+    return Finding("collision", names, storage, elements, bytes_, example, text=said, readers=readers)
 
 
 def shared_bytes(a: Pattern, b: Pattern, budget: int = BUDGET) -> int:
@@ -248,10 +285,11 @@ def _collisions_by_pair(groups: Sequence[Sequence[View]]) -> Iterator[Finding]:
     """
     work_left, hard_left = PAIR_BUDGET, MAX_HARD_PAIRS
     for group in groups:
-        if len(group) > 1:
+        if len(group) > 1 and not group[0].read_only:
             bytes_ = group[0].num_elements * group[0].itemsize if group[0].nested else None
             yield Finding("collision", tuple(v.name for v in group), group[0].storage.name, None, bytes_)
     pairs, left = _close_pairs([group[0] for group in groups])
+    pairs = [pair for pair in pairs if not all(groups[number][0].read_only for number in pair)]
     arrays = {number: np.asarray(_AddressesOnly(groups[number][0])) for number in sorted(set(chain(*pairs)))}
     for one, other in pairs:
         overlap = _overlap(arrays[one], arrays[other], EASY_WORK)
@@ -266,7 +304,7 @@ def _collisions_by_pair(groups: Sequence[Sequence[View]]) -> Iterator[Finding]:
         if bytes_ != 0:
             text = "" if bytes_ is not None else NOT_COUNTED if overlap else MAY_OVERLAP
             views = (*groups[one], *groups[other])
-            yield Finding("collision", tuple(v.name for v in views), views[0].storage.name, None, bytes_, text=text)
+            yield _of_writers_and_readers(views, None, bytes_, text=text)
     if left:
         views = [view for number in left for view in groups[number]]
         text = PAIRS_LEFT.format(MAX_PAIRS)

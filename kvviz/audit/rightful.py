@@ -22,8 +22,9 @@ class RightfulPlaces:
         moved: the rightful map of each such view, by the view's name.
         references: names of views that only state where another view belongs.
         extents: names of views that only state what a transfer takes.
-        owners: all views that rightfully own bytes. A view with a rightful map is replaced by this map. The map has its
-            own name here: the name of the view that states the place, if there is such a view.
+        owners: all views that rightfully own bytes. A view that is only read owns none. A view with a rightful map is
+            replaced by this map. The map has its own name here: the name of the view that states the place, if there is
+            such a view.
         own_names: this name of the rightful map, by the name of the view that belongs there.
         bytewise: for each owner that counts bytes instead of the elements that belong there: such an element's view.
     """
@@ -54,7 +55,8 @@ def rightful_places(views: Sequence[View], claims: Sequence[Claim]) -> RightfulP
     given_by_name = {c.rightful for c in claims if isinstance(c, BelongsAt) and isinstance(c.rightful, str)}
     references = frozenset(given_by_name - moved.keys())
     extents = frozenset(name for claim in claims if isinstance(claim, Covers) for name in names_in(claim.extent))
-    others = [view for view in views if view.name not in moved.keys() | references | extents]
+    aside = moved.keys() | references | extents | {view.name for view in views if view.read_only}
+    others = [view for view in views if view.name not in aside]
     maps = [replace(rightful, name=own_names[name]) for name, rightful in moved.items()]
     owners = dict.fromkeys((*others, *maps))  # two views may belong at one place
     bytewise = {one: named[name] for one, name in zip(maps, moved, strict=True) if one.shape != named[name].shape}
@@ -101,7 +103,9 @@ def rightful_place(claim: BelongsAt | Follows, named: dict[str, View]) -> View:
     # Strides count elements. If a place is not a multiple of a scale's size, the map has one more axis, for bytes.
     shape = scale.shape if counts_bytes else (*cells, size)
     axes = scale.axes if counts_bytes or not scale.axes else (*scale.axes, "byte")
-    return replace(scale, storage=data.storage, shape=shape, stride=(*stride, 1), offset=offset, itemsize=1, axes=axes)
+    return replace(
+        scale, storage=data.storage, shape=shape, stride=(*stride, 1), offset=offset, itemsize=1, axes=axes, values=1
+    )
 
 
 def starts_map(view: View, rightful: View) -> View:

@@ -77,6 +77,7 @@ class View:
         axes: a name for each axis, for example ``("block", "token", "head")``; may be empty.
         role: the purpose of the view: ``data``, ``scale`` or any other word.
         values: values that one element stores: 2 for int4, 32 for q8_0. See :mod:`kvviz.audit.packed`.
+        read_only: True if the program only reads through this view. Readers may share bytes with each other.
 
     Raises:
         ValueError: shape, stride and axes differ in length, a number is not an integer, a size is negative, or
@@ -92,6 +93,7 @@ class View:
     axes: tuple[str, ...] = ()
     role: str = field(default="data")
     values: int = 1
+    read_only: bool = False
 
     def __post_init__(self) -> None:
         for part in fields(self):
@@ -113,6 +115,8 @@ class View:
         if self.itemsize < 1 or self.values < 1:
             number = ("itemsize", self.itemsize) if self.itemsize < 1 else ("values", self.values)
             raise ValueError(f"{self.name}: {number[0]} must be at least 1, not {number[1]}")
+        if type(self.read_only) is not bool:
+            raise ValueError(f"{self.name}: read_only must be True or False, not {self.read_only!r}")
 
     @classmethod
     def of(cls, tensor, name: str, storage: Storage, axes: tuple[str, ...] = (), role: str = "data") -> "View":

@@ -227,7 +227,7 @@ def _storage_record(storage: Storage) -> dict:
 
 
 def _view_record(view: View) -> dict:
-    """Return the record of a view. Optional fields are left out if they are empty."""
+    """Return the record of a view. Optional fields are left out if they are empty or false."""
     record = {"name": view.name, "storage": view.storage.name, "dtype": {"itemsize": view.itemsize}}
     numbers = values_of((view.shape, view.stride, view.offset), view.values) if view.values > 1 else None
     if numbers:
@@ -237,7 +237,11 @@ def _view_record(view: View) -> dict:
         if field not in record:
             record[field] = getattr(view, field)
     required = SCHEMA["$defs"]["view"]["required"]
-    return {field: value for field, value in record.items() if field in required or value not in ("", ())}
+    return {
+        field: value
+        for field, value in record.items()
+        if field in required or (value not in ("", ()) and value is not False)
+    }
 
 
 def _claim_record(claim: Claim) -> dict:
@@ -262,7 +266,7 @@ def anonymous(file: ViewsFile) -> ViewsFile:
     views = tuple(
         View(
             renamed[view.name], storages[view.storage], view.shape, view.stride, view.offset, view.itemsize, view.axes,
-            view.role, view.values,
+            view.role, view.values, view.read_only,
         )  # not replace(): a field that is added later could hold a name
         for view in file.views
     )  # fmt: skip

@@ -157,7 +157,8 @@ def byte_map(
     start, stop = _checked_window(window, storage)
     replaced = {view.name for view in writers}
     writers = [view for view in owners if view.name not in replaced] + list(writers)
-    owners, writers = ([view for view in views if view.storage == storage] for views in (owners, writers))
+    here = ([view for view in views if view.storage == storage] for views in (owners, writers))
+    owners, writers = ([view for view in views if not view.read_only] for views in here)
     (owned, owner_cells), (written, writer_cells) = (
         _cells_by_byte(views, start, stop, most_elements) for views in (owners, writers)
     )

@@ -13,7 +13,7 @@ from kvviz.audit.view import View
 from kvviz.cache.modes import Mode, get_mode
 from kvviz.show.byte_map import ByteMap, ByteRange, Part, layer_of
 from kvviz.show.colours import HUES, Entry, Style, owned
-from kvviz.show.pointing import shows
+from kvviz.show.pointing import shows, who_writes
 from kvviz.show.states import STATES
 
 MOST_WRITERS = 6
@@ -98,7 +98,7 @@ def _place_of(named: Mapping[str, ByteMap], finding: Finding) -> str:
     if not any(shows(record, finding) for record in named.values()):
         return f"The finding's first place, {place}, is not on these maps."
     if finding.drawing == FRAME:
-        return f"Marked: {len(finding.views)} views write {place}; the first is {first.text}."
+        return f"Marked: {who_writes(finding)} {place}; the first is {first.text}."
     return f"Marked: {first.text} belongs at bytes [{rightful.start_bytes}, {rightful.stop_bytes}) and lies at {place}."
 
 

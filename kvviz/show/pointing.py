@@ -27,8 +27,8 @@ def shows(record: ByteMap, finding: Finding) -> bool:
     visible = [place for place in places if inside(record, place)]
     if not visible:
         return False
-    if finding.drawing == FRAME:
-        return all(_writes(record, place, place) for place in visible)
+    if finding.drawing == FRAME:  # a map does not show views that are only read
+        return all(_writes(record, place, place) for place in visible if place.view not in finding.readers)
     landed, meant = places
     if inside(record, landed):
         return _writes(record, landed, landed)
@@ -53,14 +53,22 @@ def claim_of(finding: Finding, size: int) -> str:
         size: number of bytes in the frame.
     """
     layers = Counter(_without_layer(view) for view in finding.views)
-    if len(layers) == 1 and "" not in layers:
+    if not finding.readers and len(layers) == 1 and "" not in layers:
         name, count = next(iter(layers.items()))
         return f"{count} layers write these {size} bytes, each as its {name}"
     named = _grouped(finding.views, layers)
     common = len(commonprefix(finding.views))
     names = [shortened(name, common) if count == 1 else f"the {name} of {count} layers" for name, count in named]
     more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-    return f"{len(finding.views)} views write these {size} bytes: {', '.join(names[:MOST_NAMES])}{more}"
+    return f"{who_writes(finding)} these {size} bytes: {', '.join(names[:MOST_NAMES])}{more}"
+
+
+def who_writes(finding: Finding) -> str:
+    """Return the beginning of a sentence about shared bytes: ``2 views write``, or ``1 view writes and 2 read``."""
+    readers = len(finding.readers)
+    writers = len(finding.views) - readers
+    text = f"{writers} view{'s write' if writers != 1 else ' writes'}"
+    return f"{text} and {readers} read{'s' if readers == 1 else ''}" if readers else text
 
 
 def shortened(name: str, common: int = 0) -> str:

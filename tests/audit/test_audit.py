@@ -48,7 +48,8 @@ def random_view(draw: random.Random, name: str, storage: Storage) -> View:
     stride = tuple(draw.randint(-2, 6) for _ in shape)
     itemsize = draw.choice((1, 1, 2, 4))
     offset = draw.randint(-1, storage.nbytes // itemsize // draw.choice((1, 3)))
-    return View(name, storage, shape, stride, offset, itemsize, role=draw.choice(("data", "scale")))
+    role, read_only = draw.choice(("data", "scale")), draw.random() < 0.2
+    return View(name, storage, shape, stride, offset, itemsize, role=role, read_only=read_only)
 
 
 def rearranged(draw: random.Random, view: View, storage: Storage) -> View:
@@ -64,7 +65,7 @@ def rearranged(draw: random.Random, view: View, storage: Storage) -> View:
     if change == "reverse" and view.shape and view.shape[0]:
         offset, stride[0] = offset + stride[0] * (view.shape[0] - 1), -stride[0]
     home = (B if storage is A else A) if change == "elsewhere" else storage
-    return View(view.name, home, view.shape, tuple(stride), offset, view.itemsize, role=view.role)
+    return View(view.name, home, view.shape, tuple(stride), offset, view.itemsize, role=view.role)  # a place is written
 
 
 def scene(seed: int):
@@ -94,7 +95,7 @@ def expected_of_one(view: View):
         count = len({b for b in claimed if b not in inside})
         yield "out_of_bounds", (view.name,), view.storage.name, len(outside), count, (place(view, first),)
     shared = {byte: who for byte, who in claimed.items() if len(who) > 1}
-    if shared:
+    if shared and not view.read_only:
         touching = {index for who in shared.values() for _, index in who}
         first = min(index for _, index in shared[min(shared)])
         yield "self_overlap", (view.name,), view.storage.name, len(touching), len(shared), (place(view, first),)
@@ -104,9 +105,10 @@ def expected_collisions(views):
     for storage in dict.fromkeys(view.storage for view in views):
         there = [view for view in views if view.storage == storage]
         groups: dict[tuple[str, ...], dict[int, set]] = {}
+        writers = {view.name for view in there if not view.read_only}
         for byte, who in account(there).items():
             names = {name for name, _ in who}
-            if len(names) > 1 and 0 <= byte < storage.nbytes:
+            if len(names) > 1 and names & writers and 0 <= byte < storage.nbytes:
                 groups.setdefault(tuple(v.name for v in there if v.name in names), {})[byte] = who
         for names, bytes_ in sorted(groups.items(), key=lambda item: min(item[1])):
             members = [view for view in there if view.name in names]
@@ -159,13 +161,22 @@ def test_findings_are_those_of_the_account(seed):
     result = audit_views(views, claims)
     assert [record(finding) for finding in result.findings] == expected
     assert result.clean == (not expected)
+    for finding in result.of_kind("collision"):
+        assert finding.readers == tuple(name for name in finding.views if named[name].read_only)
+    noted = {note.split(" is only read")[0] for note in result.notes if "is only read" in note}
+    assert noted == {view.name for view in views if view.read_only and overlaps_itself(view)}
+
+
+def overlaps_itself(view: View) -> bool:
+    return any(len(who) > 1 for who in account([view]).values())
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_hits_are_those_of_the_account(seed):
     views, claims = scene(seed)
     named, placed = {view.name: view for view in views}, claims[1:]
-    owners = [view for view in views if view.name not in {claim.view for claim in placed}]
+    moved = {claim.view for claim in placed}
+    owners = [view for view in views if view.name not in moved and not view.read_only]
     owners += [claim.rightful for claim in placed]
     moved = [f for f in audit_views(views, claims).findings if f.kind in ("misplaced", "permuted")]
     rightful = {claim.view: claim.rightful for claim in placed}
@@ -189,6 +200,39 @@ def test_the_random_scenes_hold_every_kind_often():
 
 def words(name: str, offset: int, count: int = 2, step: int = 2, storage: Storage = A, role: str = "scale") -> View:
     return View(name, storage, (count,), (step,), offset, 4, ("block",), role)
+
+
+def test_readers_may_share_bytes_with_readers():
+    """A reader and a writer may not share bytes."""
+    views = [replace(words(name, 0), read_only=name != "w") for name in ("r", "q", "w")]
+    clean = audit_views(views, [Disjoint(("r", "q"))])
+    assert clean.clean and "2 scale views are disjoint, apart from 2 views that are only read" in clean.checked
+    (finding,) = audit_views(views, [Disjoint(("r", "q", "w"))]).findings
+    assert (finding.views, finding.readers, finding.bytes) == (("r", "q", "w"), ("r", "q"), 8)
+    assert finding.text == "1 view writes here; only read: r, q"
+
+
+def test_a_tile_that_is_only_read_is_a_note():
+    tile = View("tile", A, (4, 8), (0, 1), 0, read_only=True)
+    result = audit_views([tile])
+    assert result.clean and result.notes == (
+        "tile is only read, and 32 of its elements share 8 bytes: this is no error",
+    )
+    assert result.checked == ("1 view lies within its storage",)
+    assert [f.kind for f in audit_views([replace(tile, read_only=False)]).findings] == ["self_overlap"]
+
+
+def test_readers_of_drifting_strides_do_not_collide():
+    """These strides have no short common period, so the views are compared pair by pair."""
+    pool = Storage("pool", 400 * 10**9)
+    views = [
+        View("a", pool, (143_855_897,), (601,), read_only=True),
+        View("b", pool, (2, 80), (45_231_795_701, 64_307_124), 31_995_320_483, read_only=True),
+    ]
+    assert audit_views(views, [Disjoint(("a", "b"))]).clean
+    views[0] = replace(views[0], read_only=False)
+    (finding,) = audit_views(views, [Disjoint(("a", "b"))]).findings
+    assert (finding.bytes, finding.readers) == (2, ("b",))
 
 
 def test_one_group_is_one_finding_however_many_claim_it():

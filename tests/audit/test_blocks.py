@@ -48,7 +48,7 @@ def random_view(draw: random.Random, name: str, block_bytes: int | None) -> View
     shape = (draw.choice((1, 2, 3, 4)), *(draw.choice((1, 2, 3)) for _ in range(draw.randint(0, 2))))
     step = draw.choice((3, 4, 5, 6, 8)) if block_bytes is None else block_bytes // itemsize
     stride = (step, *(draw.choice((1, 1, 2, 3)) for _ in shape[1:]))
-    return View(name, POOL, shape, stride, draw.randint(0, 6), itemsize)
+    return View(name, POOL, shape, stride, draw.randint(0, 6), itemsize, read_only=draw.random() < 0.15)
 
 
 def scene(seed: int) -> list[View]:
@@ -74,8 +74,9 @@ def expected_overlay(views, per_id=()):
             for byte in bytes_:
                 claimants.setdefault(byte, set()).add((view.name, block))
     groups: dict[tuple[str, ...], list[int]] = {}
+    writers = {view.name for view in views if not view.read_only}
     for byte, who in claimants.items():
-        if len({block for _, block in who}) > 1:
+        if len({block for _, block in who}) > 1 and writers & {name for name, _ in who}:
             groups.setdefault(tuple(v.name for v in views if v.name in {name for name, _ in who}), []).append(byte)
     for names, bytes_ in groups.items():
         bad = {name: dict.fromkeys(range(99), set(bytes_)) for name in names}
@@ -97,6 +98,9 @@ def check_overlay(views, per_id) -> list:
     for finding in found:
         first, second, *_ = (place.index[0] // blocks_per_id.get(place.view, 1) for place in finding.example)
         assert first != second and {p.view for p in finding.example} == {*finding.views}
+        named = {view.name: view for view in views}
+        assert finding.readers == tuple(name for name in finding.views if named[name].read_only)
+        assert not named[finding.example[0].view].read_only
         check_places(finding, first_of[finding.views], views)
     return found
 

@@ -16,7 +16,7 @@ from kvviz.audit.views_file import CLAIMS, DTYPES, ViewsFileError, dump, load
 from kvviz.audit.views_schema import SCHEMA
 
 VALIDATOR = Draft202012Validator(SCHEMA)
-VIEW_VALUES = {"text": "scale", "integer": 4, "array": ["block"]}
+VIEW_VALUES = {"text": "scale", "integer": 4, "array": ["block"], "boolean": True}
 VIEW_OPTIONAL = {
     name: VIEW_VALUES[rule.get("type") or rule["$ref"].rpartition("/")[2]]
     for name, rule in SCHEMA["$defs"]["view"]["properties"].items()

@@ -10,11 +10,15 @@ import numpy as np
 import pytest
 import torch
 
+from kvviz.audit.audit import audit_views
+from kvviz.audit.claims import Disjoint
 from kvviz.audit.view import Storage, View
 from kvviz.cache.buffers import allocate
 from kvviz.cache.layout import LAYOUTS
 from kvviz.cache.spec import CacheSpec
 from kvviz.show.byte_map import MAX_WINDOW_BYTES, ByteMap, Part, _cells_by_byte, byte_map, byte_maps
+from kvviz.show.describe import alt_text
+from kvviz.show.pointing import claim_of
 from kvviz.show.rows import rows
 from kvviz.show.states import STATES
 
@@ -342,3 +346,20 @@ def test_only_the_window_leaves_the_gpu():
     buffer = torch.arange(1 << 20, dtype=torch.int32, device="cuda").view(torch.uint8)
     views = [View("v", Storage("pool", buffer.numel()), (buffer.numel(),), (1,))]
     assert byte_map(views, window=(400, 404), values=buffer).values == (100).to_bytes(4, "little")
+
+
+def test_a_reader_neither_writes_nor_owns():
+    """Two readers share bytes with each other and with a writer. No text says that a reader writes."""
+    storage = Storage("s", 16)
+    writer, *readers = (View(name, storage, (8,), (1,), n * 4, read_only=n > 0) for n, name in enumerate("wrq"))
+    record = byte_map([writer, *readers], readers)
+    assert [(one.start, one.stop, one.state) for one in record.ranges] == [(n, n + 1, "right") for n in range(8)] + [
+        (8, 16, "unowned")
+    ]
+    (first,) = audit_views([writer, *readers], [Disjoint(("w", "r", "q"))]).findings
+    assert claim_of(first, 4) == "1 view writes and 1 reads these 4 bytes: w, r"
+    third = replace(first, views=("w", "r", "q"), readers=("r", "q"))
+    assert claim_of(third, 4) == "1 view writes and 2 read these 4 bytes: w, r, q"
+    assert "Marked: 1 view writes and 1 reads bytes [4, 5)" in alt_text({"map": record}, first)
+    layers = replace(first, views=("layer 0 K", "layer 1 K"), readers=("layer 1 K",))
+    assert claim_of(layers, 4) == "1 view writes and 1 reads these 4 bytes: the K of 2 layers"
