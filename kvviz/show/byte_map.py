@@ -7,7 +7,7 @@ pictures, figures and interactive maps are drawn from this record.
 import operator
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -133,8 +133,9 @@ def byte_map(
     values=None,
     kv_cache_dtype: str | None = None,
     most_elements: int = MAX_NEAR,
+    readers: bool = False,
 ) -> ByteMap:
-    """Map a window of one storage.
+    """Map a window of one storage. Views that are only read own no bytes.
 
     Args:
         owners: views at the places where they should be. They say to which view each byte belongs.
@@ -145,6 +146,7 @@ def byte_map(
         values: all bytes of the storage: ``bytes``, or a uint8 tensor or array with one axis. Only the window is read.
         kv_cache_dtype: a key of ``kvviz.cache.modes.MODES``. With this mode, renderings of the map can decode values.
         most_elements: work limit: elements of all owners, or of all writers, that have bytes in the window.
+        readers: True to show views that are only read among the writers. Bytes that nobody writes are never contested.
 
     Raises:
         ValueError: there are no views, the views lie in several storages, the window does not fit into the storage or
@@ -157,10 +159,11 @@ def byte_map(
     start, stop = _checked_window(window, storage)
     replaced = {view.name for view in writers}
     writers = [view for view in owners if view.name not in replaced] + list(writers)
-    here = ([view for view in views if view.storage == storage] for views in (owners, writers))
-    owners, writers = ([view for view in views if not view.read_only] for views in here)
+    owners = [view for view in owners if view.storage == storage and not view.read_only]
+    users = [view for view in writers if view.storage == storage and (readers or not view.read_only)]
+    only_read = {view.name for view in users if view.read_only}
     (owned, owner_cells), (written, writer_cells) = (
-        _cells_by_byte(views, start, stop, most_elements) for views in (owners, writers)
+        _cells_by_byte(views, start, stop, most_elements) for views in (owners, users)
     )
     edges = np.zeros(stop - start, bool)
     for cells in (*owner_cells, *writer_cells):
@@ -169,9 +172,12 @@ def byte_map(
     ranges = []
     for first, last in zip(bounds[:-1], bounds[1:], strict=True):
         who = (_parts(owned, owner_cells[:, first]), _parts(written, writer_cells[:, first]))
-        ranges.append(_byte_range(start + first, start + last, *who))
+        made = _byte_range(start + first, start + last, *who)
+        if made.state == "contested" and only_read.issuperset(part.view for part in made.writers):
+            made = replace(made, state="right")
+        ranges.append(made)
     known = _bytes_of(values, storage, start, stop)
-    return ByteMap(storage, start, stop, tuple(ranges), known, tuple(owners), tuple(writers), kv_cache_dtype)
+    return ByteMap(storage, start, stop, tuple(ranges), known, tuple(owners), tuple(users), kv_cache_dtype)
 
 
 def byte_maps(

@@ -48,6 +48,7 @@ def map_of_window(
     views: Sequence[View],
     claims: Sequence[Claim],
     repaired: Mapping[str, View] = MappingProxyType({}),
+    readers: bool = False,
 ) -> tuple[ByteMap, ByteMap]:
     """Map bytes ``[start, stop)``. Return a map of the views of some findings, and a map of all other views alone.
 
@@ -56,16 +57,18 @@ def map_of_window(
 
     Args:
         repaired: rightful places that are known from a repair, by the name of the view that belongs there.
+        readers: True to show views that are only read among the writers.
 
     Raises:
         ValueError: more than :data:`MOST_ELEMENTS` elements have bytes in the window.
     """
     owners, writers = _shown(findings, views, claims, repaired)
-    record = byte_map(owners, writers, window=(start, stop), storage=storage, most_elements=MOST_ELEMENTS)
+    window = {"window": (start, stop), "storage": storage, "most_elements": MOST_ELEMENTS}
+    record = byte_map(owners, writers, **window, readers=readers)
     places = rightful_places(views, claims)
     hidden = {view.name for view in (*owners, *writers)} | places.references | places.extents
     others = [view for view in views if view.name not in hidden]
-    below = byte_map(others, window=(start, stop), storage=storage, most_elements=MOST_ELEMENTS)
+    below = byte_map(others, **window)
     return _with_owners_beneath(record, below), below
 
 

@@ -182,7 +182,7 @@ def _row(
     first, last = max(start, 0), min(stop, storage.nbytes)
     owners, users = [], []
     if first < last:
-        maps = map_of_window(storage, first, last, findings, views, claims, repaired)
+        maps = map_of_window(storage, first, last, findings, views, claims, repaired, readers=True)
         owners, users = _lanes(*maps, _overlay(findings[0], claims))
     owners, users = (_with_outside(spans, storage, start, stop) for spans in (owners, users))
     return Row(storage, start, stop, owners if known else (), users, tuple(marks))
@@ -267,7 +267,7 @@ def _extent_window(finding: Finding, named: Mapping[str, View], claim: Covers) -
     taking = [_entry(extent, block, claim.extents_per_block) for extent in extents]
     others = [named[name] for name in (*claim.content, *claim.neighbours) if name in named]
     window = {"window": (max(start, 0), min(stop, storage.nbytes)), "storage": storage, "most_elements": MOST_ELEMENTS}
-    owned, taken = (byte_map(group, **window).ranges for group in (others, taking))
+    owned, taken = (byte_map(group, **window, readers=True).ranges for group in (others, taking))
     owners = _merged(replace(_alone(one), names=tuple(map(_with_block, one.writers[:1]))) for one in owned)
     users = _merged(_alone(one) for one in taken)
     end = next((one.stop for one in (users if left_out else owners) if one.start <= mark.start < one.stop), mark.stop)

@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import random
+import re
 import tracemalloc
 from dataclasses import replace
 
@@ -16,6 +17,7 @@ from kvviz.audit.view import Storage, View
 from kvviz.cache.buffers import allocate
 from kvviz.cache.layout import LAYOUTS
 from kvviz.cache.spec import CacheSpec
+from kvviz.show.audit_page import render_html
 from kvviz.show.byte_map import MAX_WINDOW_BYTES, ByteMap, Part, _cells_by_byte, byte_map, byte_maps
 from kvviz.show.describe import alt_text
 from kvviz.show.pointing import claim_of
@@ -363,3 +365,17 @@ def test_a_reader_neither_writes_nor_owns():
     assert "Marked: 1 view writes and 1 reads bytes [4, 5)" in alt_text({"map": record}, first)
     layers = replace(first, views=("layer 0 K", "layer 1 K"), readers=("layer 1 K",))
     assert claim_of(layers, 4) == "1 view writes and 1 reads these 4 bytes: the K of 2 layers"
+
+
+def test_the_page_shows_readers_as_users_and_two_readers_do_not_collide():
+    storage = Storage("s", 64)
+    views = [View(name, storage, (8,), (1,), n * 4, read_only=n > 0) for n, name in enumerate("wr")]
+    views.append(replace(views[1], name="q", offset=6))
+    record = byte_map(views, views, readers=True)
+    assert record.at(4).state == "contested" and [part.view for part in record.at(4).writers] == ["w", "r"]
+    assert record.at(9).state == "right" and [part.view for part in record.at(9).writers] == ["r", "q"]
+    claims = [Disjoint(("w", "r", "q"))]
+    page = render_html(audit_views(views, claims), views, claims)
+    text = re.sub(r"<[^>]+>", " ", re.sub(r"<(script|style).*?</\1>", "", page, flags=re.DOTALL))
+    assert "1 view writes here; only read: r" in text
+    assert not re.search(r"[2-9] (views|layers)? ?write|written by", text)
