@@ -35,6 +35,7 @@ class _Geometry:
     shape: tuple[int, ...]
     stride_bytes: tuple[int, ...]
     itemsize: int
+    axes: tuple[str, ...] = ()
 
 
 def views_of(tensors: Mapping[str, Any], dtypes: Mapping[str, str] | None = None) -> tuple[View, ...]:
@@ -44,7 +45,8 @@ def views_of(tensors: Mapping[str, Any], dtypes: Mapping[str, str] | None = None
     role is ``scale`` if the last word of its name contains "scale", otherwise ``data``. Words end at blanks and dots.
 
     Args:
-        tensors: name to tensor, or name to a list of tensors. The tensors of a list are numbered: ``k 0``, ``k 1``.
+        tensors: name to tensor, name to a pair of a tensor and the names of its axes, or name to a list of tensors. The
+            tensors of a list are numbered: ``k 0``, ``k 1``.
         dtypes: the type of tensors of bytes that store several values together, for example ``{"K data": "q8_0"}``. The
             names are those of :data:`~kvviz.audit.packed.PACKED`.
 
@@ -102,14 +104,21 @@ def _has_room(data: View, scale: View) -> bool:
 
 def _named(name: str, given: Any) -> Iterator[tuple[str, Any]]:
     """Yield the name and the tensor; for a list, yield each tensor with its number."""
-    if isinstance(given, list | tuple):
+    if isinstance(given, list | tuple) and not _is_named(given):
         for number, part in enumerate(given):
             yield from _named(f"{name} {number}", part)
     else:
         yield name, given
 
 
+def _is_named(given: Any) -> bool:
+    """Return True for a pair of a tensor and the names of its axes."""
+    return isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], tuple)
+
+
 def _geometry(name: str, given: Any) -> _Geometry:
+    if _is_named(given):
+        return replace(_geometry(name, given[0]), axes=given[1])
     if hasattr(given, "untyped_storage"):
         return _of_tensor(name, given)
     if hasattr(given, "__array_interface__"):
@@ -217,7 +226,7 @@ def _view(geometry: _Geometry, storage: Storage, base: int) -> View:
     size, offset_bytes = geometry.itemsize, geometry.first - base
     if any(number % size for number in (offset_bytes, *geometry.stride_bytes)):
         shape, stride = (*geometry.shape, size), (*geometry.stride_bytes, 1)
-        axes = (*(f"axis {axis}" for axis in range(len(geometry.shape))), "byte")
+        axes = (*(geometry.axes or (f"axis {axis}" for axis in range(len(geometry.shape)))), "byte")
         return View(geometry.name, storage, shape, stride, offset_bytes, axes=axes, role=role)
     stride = tuple(step // size for step in geometry.stride_bytes)
-    return View(geometry.name, storage, geometry.shape, stride, offset_bytes // size, size, role=role)
+    return View(geometry.name, storage, geometry.shape, stride, offset_bytes // size, size, geometry.axes, role)

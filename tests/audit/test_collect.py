@@ -16,11 +16,11 @@ from numpy.lib.stride_tricks import as_strided
 
 from kvviz.audit import writer
 from kvviz.audit.audit import audit_views
-from kvviz.audit.claims import Aligned, Follows
+from kvviz.audit.claims import Aligned, Disjoint, Follows, Overlay
 from kvviz.audit.collect import usual_claims, views_of, views_of_vllm
 from kvviz.audit.view import Storage, View
 from kvviz.audit.views_file import read
-from kvviz.audit.writer import tensors_of_vllm, write_views
+from kvviz.audit.writer import tensors_of_kv_caches, tensors_of_sglang, tensors_of_vllm, write_views
 from kvviz.cache.buffers import allocate
 from kvviz.cache.layout import LAYOUTS
 from kvviz.cache.spec import CacheSpec
@@ -254,14 +254,14 @@ def test_the_pasteable_writer_joins_memories_that_overlap(tmp_path, cut):
 
 
 def test_what_the_page_on_audits_shows_runs(tmp_path):
-    """Run the vLLM call, the SGLang dict, and the lines that add claims to a file."""
+    """Run the calls for each engine, and the lines that add claims to a file."""
     text = (Path(__file__).parents[2] / "docs" / "audit.md").read_text(encoding="utf-8")
     blocks = [inspect.cleandoc("\n" + part) for part in re.findall(r" {3}```python\n(.*?) {3}```", text, re.DOTALL)]
     vllm, others, more = (block.replace("/tmp/views-", f"{tmp_path}/views-") for block in blocks)
     torch_ = SimpleNamespace(distributed=SimpleNamespace(get_rank=lambda: 0))
     held = SimpleNamespace(static_forward_context=context("strides"))
     pool = SimpleNamespace(k_buffer=[torch.zeros(4, 2, 8)], v_buffer=[torch.zeros(4, 2, 8)])
-    room = {"torch": torch_, "write_views": write_views, "tensors_of_vllm": tensors_of_vllm}
+    room = {"torch": torch_, **vars(writer), "cache": SimpleNamespace(cache_allocators={})}
     room |= {"runner": SimpleNamespace(compilation_config=held), "kv_caches": {"a": pool.k_buffer[0]}}
     room["model_runner"] = SimpleNamespace(token_to_kv_pool=pool)
     exec(vllm, room)
@@ -269,9 +269,67 @@ def test_what_the_page_on_audits_shows_runs(tmp_path):
     more_claims = read(tmp_path / "more.json").claims
     assert len(more_claims) == len(read(tmp_path / "views-rank0.json").claims) + 12 == 20
     assert read(tmp_path / "more.json").audit().clean
-    exec(others, room)
-    assert list(room["tensors"]) == ["layer 0 K", "layer 0 V"]
-    assert [view.name for view in read(tmp_path / "views-rank0.json").views] == ["a KV"]
+    written = []
+    for line in others.splitlines():
+        exec(line, room)
+        written.append([view.name for view in read(tmp_path / "views-rank0.json").views])
+    assert written == [["layer 0 K data", "layer 0 V data"], ["a KV"], []]
+
+
+def sglang_pool(**buffers) -> SimpleNamespace:
+    return SimpleNamespace(start_layer=3, **buffers)
+
+
+def test_pools_of_sglang_with_one_buffer_with_scales_and_with_index_keys():
+    """A DSA pool: 64 tokens per page, 128 bytes per index key, then 4 bytes per scale."""
+    pool = sglang_pool(
+        kv_buffer=[torch.zeros(128, 1, 656, dtype=torch.uint8)] * 2, kv_scale_buffer=None, index_page_size=64,
+        index_head_dim=128,
+        index_k_with_scale_buffer=[torch.zeros(2, 64 * 132, dtype=torch.uint8), torch.zeros(0, 64 * 132)],
+    )  # fmt: skip
+    found = tensors_of_sglang(pool)
+    assert list(found) == ["layer 3 KV data", "layer 4 KV data", "layer 3 index K data", "layer 3 index K scale"]
+    data, scale = (views_of(found)[n] for n in (2, 3))
+    assert (data.shape, data.stride, scale.shape, scale.offset) == ((2, 64, 128), (8448, 128, 1), (2, 64, 4), 8192)
+    assert scale.where((1, 2, 3)) == "layer 3 index K scale [page 1, token 2, byte 3]"
+    fp4 = {f"{half}_buffer": [torch.zeros(8, 2, 32, dtype=torch.uint8)] for half in "kv"}
+    fp4 |= {f"{half}_scale_buffer": [torch.zeros(8, 8, dtype=torch.uint8)] for half in "kv"}
+    inner = sglang_pool(**fp4)
+    names = [f"layer 3 {half} {kind}" for kind in ("data", "scale") for half in "KV"]
+    assert list(tensors_of_sglang(inner)) == names
+    both = tensors_of_sglang(SimpleNamespace(full_kv_pool=inner, swa_kv_pool=sglang_pool(**fp4)))
+    assert list(both) == [f"{kind} {name}" for kind in ("full", "swa") for name in names]
+
+
+def test_written_axes_have_names(tmp_path):
+    """A finding says "block 0, token 0, head 0" and never "axis 0 0"."""
+    for name, tensors in (
+        ("vllm", tensors_of_vllm(context("shape"))),
+        ("caches", tensors_of_kv_caches({"a": torch.zeros(3, 2, 4, 2, 8), "b": [torch.zeros(3, 2, 4, 8)]})),
+        ("mla", tensors_of_kv_caches({"a": torch.zeros(3, 4, 8), "half first": torch.zeros(2, 3, 4, 2, 8)})),
+    ):
+        write_views(tmp_path / name, tensors)
+        file = read(tmp_path / name)
+        assert all(view.axes for view in file.views) and file.views == views_of(tensors)
+        assert "axis" not in str(file.audit())
+    assert "[block 0, token 0, head 0]" in str(read(tmp_path / "vllm").audit())
+    (unknown,) = views_of(tensors_of_kv_caches({"two blocks": torch.zeros(2, 2, 4, 2, 8)}))
+    assert unknown.axes == ()  # the shape does not show which axis counts K and V
+    with pytest.raises(ValueError, match="x: 1 axis names .* for a tensor of 2 axes"):
+        write_views(tmp_path / "x", {"x": (torch.zeros(2, 2), ("block",))})
+
+
+def test_groups_of_a_pool_are_written_as_an_overlay(tmp_path):
+    """One id is one sliding block of 96 bytes, or three full blocks of 32 bytes."""
+    pool = torch.zeros(576, dtype=torch.uint8)
+    tensors = {"sliding 0": pool.view(6, 96)[:, :48], "sliding 1": pool.view(6, 96)[:, 48:], "full": pool.view(18, 32)}
+    groups = [(["sliding 0", "sliding 1"], 1), (["full"], 3)]
+    write_views(tmp_path / "views.json", tensors | {"other": torch.zeros(3)}, groups)
+    file = read(tmp_path / "views.json")
+    assert file.claims == (Disjoint(("sliding 0", "sliding 1")), Overlay(("sliding 0", "sliding 1", "full"), (1, 1, 3)))
+    assert file.audit().clean
+    write_views(tmp_path / "views.json", tensors)
+    assert len(read(tmp_path / "views.json").audit().of_kind("collision")) == 2
 
 
 def test_a_role_is_read_off_the_last_word_alone():
