@@ -140,7 +140,7 @@ def test_a_relative_cache_is_a_line(monkeypatch):
     monkeypatch.setenv("KVVIZ_CACHE", "mine")
     made = by_name()["model"]
     assert (made.status, made.remedy) == ("fail", "Then run: kvviz fetch")
-    assert made.text.startswith("KVVIZ_CACHE is 'mine', a relative path")
+    assert made.text.startswith("KVVIZ_CACHE is 'mine', which is a relative path")
 
 
 def test_a_check_that_breaks_is_a_line_with_the_error(monkeypatch):

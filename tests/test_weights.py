@@ -192,7 +192,7 @@ def test_a_cache_that_cannot_be_written_is_one_sentence(cache, pip, capsys):
         (errno.EDQUOT, "Disk quota exceeded. Free 1 GB in CACHE, or set KVVIZ_CACHE"),
         (errno.EACCES, "Permission denied. Make CACHE writable, or set KVVIZ_CACHE"),
         (errno.EROFS, "Read-only file system. Make CACHE writable, or set KVVIZ_CACHE"),
-        (errno.EIO, "Input/output error. Correct this in CACHE, or set KVVIZ_CACHE"),
+        (errno.EIO, "Input/output error. Correct this error in CACHE, or set KVVIZ_CACHE"),
     ],
 )
 def test_the_cause_that_the_system_names_is_passed_on(cache, pip, monkeypatch, number, words):
@@ -319,14 +319,14 @@ def test_without_a_home_folder_the_remedy_names_the_variable_and_works(tmp_path)
 @pytest.mark.parametrize("name", ["mine", "./mine", "../mine"])
 def test_a_relative_cache_is_refused_with_an_absolute_one(monkeypatch, capsys, name):
     monkeypatch.setenv("KVVIZ_CACHE", name)
-    with pytest.raises(ValueError, match=f"KVVIZ_CACHE is '{Path(name)}', a relative path.*such as /"):
+    with pytest.raises(ValueError, match=f"KVVIZ_CACHE is '{Path(name)}', which is a relative path.*for example /"):
         weights.find()
     assert cli.main(["fetch"]) == 2
     assert "Set KVVIZ_CACHE to an absolute path" in capsys.readouterr().err
 
 
 def test_a_model_file_with_a_wrong_sum_is_refused():
-    with pytest.raises(ValueError, match="gguf_sha256 must be 64 .* 'ABC'"):
+    with pytest.raises(ValueError, match="gguf_sha256 is 'ABC', but it must be 64"):
         replace(weights.MODEL, gguf_sha256="ABC")
 
 

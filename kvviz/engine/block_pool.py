@@ -1,8 +1,9 @@
 """Manages the block ids of one cache, as vLLM's block pool does.
 
-The pool hands out free blocks to requests. A full block can be *kept* after its request ends: the pool then stores a
-hash of all tokens up to the end of the block. A later request with the same prefix finds the block by this hash and
-need not compute its tokens again. ``reset_prefix_cache`` forgets all hashes.
+The pool hands out free blocks to requests. If a block is full, the pool can *keep* this block after the request ends.
+The pool then stores a hash of all tokens from the start of the sequence to the end of the block. A later request with
+the same prefix finds the block by this hash, and does not compute these tokens again. ``reset_prefix_cache`` forgets
+all hashes.
 """
 
 import hashlib
@@ -13,20 +14,22 @@ from kvviz.audit.findings import counted
 
 
 class BlockError(ValueError):
-    """The pool cannot hand out, take back or move a block. The message says which block and why."""
+    """The pool or the offloader cannot do this with a block. The message names the block and the reason."""
 
 
 def block_hashes(token_ids: Sequence[int], block_size: int) -> tuple[str, ...]:
-    """Return one hash per full block of a sequence. A hash covers the tokens of the block and all tokens before.
+    """Return one hash per full block of a sequence.
+
+    A hash is computed from the tokens of the block and all earlier tokens of the sequence.
 
     Raises:
         ValueError: a token id is not an integer of at least 0, or ``block_size`` is less than 1.
     """
     if block_size < 1:
-        raise ValueError(f"block_size must be at least 1, not {block_size}")
+        raise ValueError(f"block_size is {block_size}, but it must be at least 1")
     for number, token in enumerate(token_ids):
         if not is_integer(token):
-            raise ValueError(f"token {number} is {token!r}: a token id must be an integer of at least 0")
+            raise ValueError(f"token {number} is {token!r}, but a token id must be an integer of at least 0")
     hashes, running = [], hashlib.sha256()
     for block in range(len(token_ids) // block_size):
         part = token_ids[block * block_size : (block + 1) * block_size]
@@ -38,12 +41,13 @@ def block_hashes(token_ids: Sequence[int], block_size: int) -> tuple[str, ...]:
 class BlockPool:
     """The block ids of one cache.
 
-    A block is free, held by one request, or kept for its prefix. A held block can be kept too: it stays kept when the
-    request ends. A block is *in flight* while a transfer reads or writes it.
+    A block is free, held by one request, or kept for a prefix. A held block can also be kept. Then it stays kept when
+    the request ends. A block is *in flight* while a transfer reads or writes the block.
 
     Args:
         num_blocks: number of blocks. The ids are 0 to ``num_blocks - 1``.
-        order: order in which free blocks are handed out. Default: ascending. Every order gives correct results.
+        order: the block ids in the order in which free blocks are handed out. Default: ascending. Every order gives
+            correct results.
 
     Raises:
         BlockError: ``num_blocks`` is less than 1, or ``order`` does not name each block once.
@@ -63,7 +67,7 @@ class BlockPool:
 
     @property
     def num_free_blocks(self) -> int:
-        """Return how many blocks ``allocate`` can hand out, including blocks that are only kept for a prefix."""
+        """Return how many blocks ``allocate`` can hand out. Blocks that are kept, but not held, are counted too."""
         return len(self._idle()) + len(self._only_kept())
 
     def held_by(self, request: str) -> tuple[int, ...]:
@@ -71,25 +75,25 @@ class BlockPool:
         return tuple(block for block, holder in self._holder.items() if holder == request)
 
     def allocate(self, count: int, request: str) -> tuple[int, ...]:
-        """Hand out ``count`` blocks to a request. Free blocks are taken first, then blocks kept for a prefix.
+        """Hand out ``count`` blocks to a request. Blocks that are kept for a prefix are used last.
 
         Raises:
-            BlockError: there are not enough blocks, or ``count`` is not an integer of at least 0. Then the request
+            BlockError: there are not enough blocks, or ``count`` is not an integer of at least 0. The request then
                 gets no block.
         """
         if not is_integer(count):
             raise BlockError(
-                f"request {request!r} asks for {count!r} blocks, but must ask for an integer of at least 0"
+                f"request {request!r} asks for {count!r} blocks, but this number must be an integer of at least 0"
             )
         if count > self.num_blocks:
             raise BlockError(
-                f"request {request!r} needs {counted(count, 'block')}, but the cache has {self.num_blocks}: shorten "
-                f"the request, or allocate a larger cache"
+                f"request {request!r} needs {counted(count, 'block')}, but the cache has only {self.num_blocks}: "
+                "shorten the request, or allocate a larger cache"
             )
         if count > self.num_free_blocks:
             raise BlockError(
-                f"request {request!r} needs {counted(count, 'block')}, but {self.num_free_blocks} of {self.num_blocks} "
-                f"are free: wait until another request has finished"
+                f"request {request!r} needs {counted(count, 'block')}, but only {self.num_free_blocks} of "
+                f"{self.num_blocks} blocks are free: wait until another request has ended"
             )
         for block in self._only_kept()[: max(0, count - len(self._idle()))]:
             self.forget(block)
@@ -103,37 +107,40 @@ class BlockPool:
         """Assign kept blocks to a request.
 
         Raises:
-            BlockError: a block is held by a request already (two requests would write the same slots), is in flight, or
-                is not kept.
-                Then the request gets no block.
+            BlockError: a block is held by a request, is in flight, or is not kept. The request then gets no block.
         """
         blocks, kept = self.check(blocks), set(self._prefix.values())
         for block in blocks:
             if block in self._holder:
                 raise BlockError(
-                    f"block {block} is held by request {self._holder[block]!r}: request {request!r} would write to the "
-                    f"same slots"
+                    f"block {block} is held by request {self._holder[block]!r}, so request {request!r} cannot use it: "
+                    f"two requests would write to the same slots. Wait until request {self._holder[block]!r} has ended."
                 )
             if block in self.in_flight:
                 raise BlockError(
                     f"block {block} is in flight: wait for its transfer before request {request!r} uses it"
                 )
             if block not in kept:
-                raise BlockError(f"block {block} is not kept for a prefix: request {request!r} must allocate it")
+                raise BlockError(
+                    f"block {block} is not kept for a prefix, so request {request!r} cannot hold it: call allocate()"
+                )
         self._holder.update(dict.fromkeys(blocks, request))
 
     def free(self, blocks: Sequence[int], request: str) -> None:
-        """Take blocks back from a request. Blocks with a stored hash stay kept, all others become free.
+        """Take blocks back from a request. A block that is kept stays kept. Every other block becomes free.
 
         Raises:
-            BlockError: the request does not hold a block, or a block is named twice or in flight. Then the request
-                still holds all its blocks.
+            BlockError: the request does not hold one of the blocks, or a block is named twice, or a block is in flight.
+                The request then keeps all blocks.
         """
         blocks = self.check(blocks)
         for block in blocks:
             if block not in self._holder or self._holder[block] != request:
                 whose = f"request {self._holder[block]!r}" if block in self._holder else "nobody"
-                raise BlockError(f"request {request!r} cannot free block {block}, because {whose} holds this block")
+                raise BlockError(
+                    f"request {request!r} cannot free block {block}, because {whose} holds this block: name only "
+                    f"blocks of held_by({request!r})"
+                )
             if block in self.in_flight:
                 raise BlockError(
                     f"block {block} is in flight: wait for its transfer before request {request!r} frees it"
@@ -145,13 +152,13 @@ class BlockPool:
                 self._free.append(block)
 
     def keep(self, hashes: Sequence[str], blocks: Sequence[int]) -> None:
-        """Store the hashes of full blocks, so that ``cached`` finds the blocks. A free block is then no longer free.
+        """Store the hashes of full blocks, so that ``cached`` finds the blocks. A free block becomes a kept block.
 
-        A hash that is stored already stays with its first block.
+        If a hash is stored for another block already, the new block is not kept.
 
         Raises:
-            BlockError: the numbers of hashes and blocks differ, or a block does not exist, is named twice, or has
-                another hash already. Then no hash is stored.
+            BlockError: the numbers of hashes and blocks differ. Or a block does not exist, or is named twice. Or
+                another hash is stored for a block. No hash is then stored.
         """
         blocks = self.check(blocks)
         if len(hashes) != len(blocks):
@@ -164,7 +171,10 @@ class BlockPool:
                 self._free.remove(block)
 
     def cached(self, hashes: Sequence[str]) -> tuple[int, ...]:
-        """Return the blocks of the longest stored prefix. A block that is held or in flight ends the prefix."""
+        """Return the blocks of the longest prefix that is kept. Only blocks that a request can hold now are returned.
+
+        The prefix ends at the first block that is not kept, or is held, or is in flight.
+        """
         idle, found = set(self._only_kept()), []
         for key in hashes:
             if self._prefix.get(key) not in idle:
@@ -176,10 +186,12 @@ class BlockPool:
         """Forget all hashes. Blocks that no request holds become free.
 
         Raises:
-            BlockError: a block is in flight. When it arrives, its hash would be stored again.
+            BlockError: a block is in flight. At the end of the transfer, the hash of the block would be stored again.
         """
         if self.in_flight:
-            raise BlockError(f"blocks {sorted(self.in_flight)} are in flight: wait for their transfer before the reset")
+            raise BlockError(
+                f"blocks {sorted(self.in_flight)} are in flight: wait for their transfers before resetting the cache"
+            )
         idle = self._only_kept()
         self._prefix.clear()
         self._free += idle
@@ -200,24 +212,24 @@ class BlockPool:
         blocks, seen = tuple(map(_integer, blocks)), set()
         for block in blocks:
             if not is_integer(block) or block >= self.num_blocks:
-                raise BlockError(f"block {block!r} does not exist: valid blocks are 0 to {self.num_blocks - 1}")
+                raise BlockError(f"block {block!r} does not exist: the cache has the blocks 0 to {self.num_blocks - 1}")
             if block in seen:
                 raise BlockError(f"block {block} is named twice: name each block once")
             seen.add(block)
         return blocks
 
     def check_names(self, hashes: Sequence[str], blocks: Sequence[int]) -> None:
-        """Raise BlockError if a block has another hash than the one at the same position in ``hashes``."""
+        """Raise BlockError if another hash is stored for a block. ``hashes[i]`` is the hash of ``blocks[i]``."""
         names = {block: key for key, block in self._prefix.items()}
         for key, block in zip(hashes, blocks, strict=True):
             if names.get(block, key) != key:
                 raise BlockError(
-                    f"block {block} is kept for the prefix {names[block][:12]}... and cannot hold {key[:12]}... too: "
-                    f"take another block"
+                    f"block {block} is kept for the prefix with hash {names[block][:12]}..., so it cannot be kept for "
+                    f"{key[:12]}... too: use another block"
                 )
 
     def _only_kept(self) -> list[int]:
-        """Return the kept blocks that are neither held nor in flight."""
+        """Return the kept blocks that are not held and not in flight."""
         return [block for block in self._prefix.values() if block not in self._holder and block not in self.in_flight]
 
     def _idle(self) -> list[int]:
@@ -226,5 +238,5 @@ class BlockPool:
 
 
 def _integer(block: object) -> object:
-    """Return an integer, for example of numpy, as a Python integer, and any other value as it is."""
+    """Convert an integer, for example of numpy, to a Python integer. Return every other value unchanged."""
     return int(block) if is_integer(block) else block

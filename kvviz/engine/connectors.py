@@ -1,10 +1,10 @@
 """Models how vLLM decides between one buffer for all layers and one buffer per layer.
 
-A KV connector moves blocks, for example to host memory. A connector only *prefers* one buffer for all layers
-(cross-layer blocks). The engine makes the decision in :func:`use_uniform_kv_cache`.
+A KV connector moves blocks, for example to host memory. A connector can *prefer* one buffer for all layers, in which
+the blocks are cross-layer. But the engine decides, in :func:`use_uniform_kv_cache`.
 
-Preferences follow vLLM 0.23. The decision follows ``use_uniform_kv_cache`` of vLLM 0.23 to 0.27. The fix of issue
-48412 was first written for one connector. The merged version changes the decision instead (PR 49226).
+The preferences follow vLLM 0.23. The decision follows ``use_uniform_kv_cache`` of vLLM 0.23 to 0.27. The first fix of
+issue 48412 changed one connector. The merged fix changes the decision instead (PR 49226).
 
 To add a connector, write a class here with a method ``prefer_cross_layer_blocks(config)``, and a test in
 tests/engine/test_connectors.py. Nothing else lists the connectors.
@@ -17,7 +17,7 @@ from kvviz.audit.arguments import is_integer, one_of
 from kvviz.cache.modes import get_mode
 
 NIXL_CROSS_LAYER_BACKENDS = ("FLASH_ATTN", "FLASHINFER", "TRITON_ATTN")
-"""Attention backends for which vLLM's NixlConnector may prefer cross-layer blocks (vLLM 0.23)."""
+"""With these attention backends, the NixlConnector of vLLM 0.23 can prefer cross-layer blocks."""
 
 
 @dataclass(frozen=True)
@@ -25,15 +25,15 @@ class EngineConfig:
     """The settings of the engine that connectors and the decision use.
 
     Args:
-        kv_cache_dtype: name of the cache's mode.
-        kv_cache_layout: "NHD" (tokens before heads) or "HND".
-        attention_backend: vLLM's name of the attention backend.
-        indexes_kv_by_block_stride: True if the backend steps from block to block by the stride of the view.
+        kv_cache_dtype: name of the mode of the cache.
+        kv_cache_layout: "NHD" (tokens outside heads) or "HND" (heads outside tokens).
+        attention_backend: the attention backend, named as in vLLM.
+        indexes_kv_by_block_stride: True if the backend finds a block by the block stride of the view.
         num_kv_cache_groups: number of groups into which the layers are divided. Each group has its own blocks.
-        has_mamba_group: True if one group holds Mamba state instead of K and V.
+        has_mamba_group: True if one group stores Mamba state instead of K and V.
 
     Raises:
-        ValueError: the mode or the layout does not exist, or there are fewer than 1 group.
+        ValueError: the mode or the layout does not exist, or ``num_kv_cache_groups`` is less than 1.
     """
 
     kv_cache_dtype: str = "fp8_per_token_head"
@@ -57,33 +57,38 @@ class EngineConfig:
 
 
 class KVConnector(Protocol):
-    """An object with a method that returns its preference. No base class is needed."""
+    """Any object with the method ``prefer_cross_layer_blocks``. No base class is needed."""
 
     def prefer_cross_layer_blocks(self, config: EngineConfig) -> bool:
-        """Return True to ask for one buffer for all layers."""
+        """Return True if this connector prefers one buffer for all layers."""
         ...
 
 
 @dataclass(frozen=True)
 class OffloadingConnector:
-    """Moves blocks to host memory. Prefers cross-layer blocks. If ``patched`` is True, it does not prefer them in
-    per-token-head modes."""
+    """Moves blocks to host memory. This connector prefers cross-layer blocks.
+
+    If ``patched`` is True, it prefers them only in modes that are not per-token-head.
+    """
 
     patched: bool = False
 
     def prefer_cross_layer_blocks(self, config: EngineConfig) -> bool:
-        """Return the preference. The condition ``patched`` was the first fix of issue 48412, and was not merged."""
+        """Return the preference. ``patched`` is the first fix of issue 48412, which vLLM did not merge."""
         return not (self.patched and config.is_per_token_head)
 
 
 @dataclass(frozen=True)
 class NixlConnector:
-    """Moves blocks between machines. Prefers cross-layer blocks if its option, the layout and the backend allow it."""
+    """Moves blocks between machines. This connector prefers cross-layer blocks only under several conditions.
+
+    One condition is its option ``enable_cross_layers_blocks``.
+    """
 
     enable_cross_layers_blocks: bool = False
 
     def prefer_cross_layer_blocks(self, config: EngineConfig) -> bool:
-        """Return True if the option is set, the layout is HND, no group is a Mamba group, and the backend is listed."""
+        """Return True if all conditions hold. The last condition is a backend of NIXL_CROSS_LAYER_BACKENDS."""
         return (
             self.enable_cross_layers_blocks
             and config.kv_cache_layout == "HND"
@@ -94,24 +99,24 @@ class NixlConnector:
 
 @dataclass(frozen=True)
 class MooncakeStoreConnector:
-    """Keeps blocks in a shared store. Prefers cross-layer blocks if its option is set."""
+    """Keeps blocks in a shared store. Prefers cross-layer blocks if ``enable_cross_layers_blocks`` is True."""
 
     enable_cross_layers_blocks: bool = False
 
     def prefer_cross_layer_blocks(self, config: EngineConfig) -> bool:
-        """Return the option."""
+        """Return ``enable_cross_layers_blocks``."""
         return self.enable_cross_layers_blocks
 
 
 @dataclass(frozen=True)
 class MultiConnector:
-    """Combines several connectors. Prefers cross-layer blocks if all members do."""
+    """Combines several connectors. Prefers cross-layer blocks if all members prefer them."""
 
     members: tuple[KVConnector, ...]
 
     def __post_init__(self) -> None:
         if not self.members:
-            raise ValueError("members is empty: a MultiConnector needs at least one member")
+            raise ValueError("members is empty, but a MultiConnector needs at least one member: pass a connector")
 
     def prefer_cross_layer_blocks(self, config: EngineConfig) -> bool:
         """Return True if all members prefer cross-layer blocks."""
@@ -120,7 +125,13 @@ class MultiConnector:
 
 @dataclass(frozen=True)
 class Decision:
-    """The decision: True for one buffer, and each condition as a pair (name, True if the condition holds)."""
+    """The decision of the engine, with the reasons.
+
+    Attributes:
+        cross_layer: True for one buffer for all layers, False for one buffer per layer.
+        conditions: pairs of the name of a condition, and True if the condition holds. ``cross_layer`` is True only if
+            all conditions hold.
+    """
 
     cross_layer: bool
     conditions: tuple[tuple[str, bool], ...]
@@ -134,12 +145,12 @@ class Decision:
 def _preference(connector: KVConnector, config: EngineConfig) -> bool:
     if isinstance(connector, type) or not callable(getattr(connector, "prefer_cross_layer_blocks", None)):
         raise TypeError(
-            f"{connector!r} is not a connector: give an object with a method prefer_cross_layer_blocks(config)"
+            f"{connector!r} is not a connector: pass an object with a method prefer_cross_layer_blocks(config)"
         )
     answer = connector.prefer_cross_layer_blocks(config)
     if not isinstance(answer, bool):
         raise TypeError(
-            f"prefer_cross_layer_blocks of {connector!r} returned {answer!r}, but must return True or False"
+            f"prefer_cross_layer_blocks of {connector!r} returned {answer!r}, but it must return True or False"
         )
     return answer
 
@@ -148,9 +159,9 @@ def use_uniform_kv_cache(connector: KVConnector | None, config: EngineConfig, *,
     """Decide between one buffer for all layers and one buffer per layer.
 
     Args:
-        connector: the connector, or None. If the connector raises an exception, the exception is passed on.
-        gate: if True, modes with per-token-head scales never get one buffer for all layers, whatever the connector
-            prefers. vLLM 0.27.1 has this condition (PR 49226).
+        connector: the connector, or None. An exception of the connector is not caught.
+        gate: True to use the check of vLLM 0.27.1 (PR 49226). With this check, a per-token-head mode never gets one
+            buffer for all layers.
 
     Raises:
         TypeError: the connector has no method ``prefer_cross_layer_blocks``, or the method does not return a bool.

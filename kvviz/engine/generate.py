@@ -1,7 +1,7 @@
-"""Generates text greedily over a KV cache: each new token is the one with the largest logit.
+"""Generates text with a language model and a KV cache. Each new token is the token with the largest logit.
 
-A *backend* stores K and V and computes attention. :class:`PagedBackend` uses a paged cache and the kernels.
-:class:`PlainBackend` uses ordinary tensors and is the reference.
+A *backend* stores K and V, and computes attention. :class:`PagedBackend` uses a paged cache and the kernels.
+:class:`PlainBackend` uses ordinary tensors. It is the reference for the other backends.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,18 +19,19 @@ from kvviz.kernels.write import write_kv
 
 @dataclass(frozen=True)
 class AttentionMetadata:
-    """Says where one forward pass writes its tokens, and which tokens it reads. The names are vLLM's.
+    """Says where one forward pass writes tokens, and which tokens attention reads. The names are the names of vLLM.
 
-    All tensors are on the cache's device. T is the number of tokens, S the number of sequences, W the number of
-    blocks per sequence.
+    All tensors are on the device of the cache. T is the number of new tokens, S the number of sequences, and W the
+    number of blocks per sequence.
 
     Args:
-        slot_mapping: int64 ``(T,)``, the slot of each token.
-        block_table: int32 ``(S, W)``, the blocks of each sequence.
-        seq_lens: int32 ``(S,)``, the number of tokens of each sequence.
-        query_start_loc: int32 ``(S + 1,)``, the position of the first query of each sequence, and T.
-        max_query_len, max_seq_len: the largest number of queries and of tokens. As Python integers, because reading
-            them from a tensor would wait for the GPU.
+        slot_mapping: int64 tensor of shape ``(T,)``, the slot of each token.
+        block_table: int32 tensor of shape ``(S, W)``, the blocks of each sequence.
+        seq_lens: int32 tensor of shape ``(S,)``, the number of tokens of each sequence.
+        query_start_loc: int32 tensor of shape ``(S + 1,)``, the row of the first query of each sequence, then T.
+        max_query_len: the most queries of one sequence, as a Python integer. Reading it from a tensor would wait for
+            the GPU.
+        max_seq_len: the most tokens of one sequence, also as a Python integer.
     """
 
     slot_mapping: torch.Tensor
@@ -46,9 +47,9 @@ class PagedBackend:
     """Writes K and V into a cache through the given scale views, and computes attention over the cache.
 
     Args:
-        cache: the buffers.
-        scales: the scale views of every layer, or None for a mode without scales.
-        blocks: block ids of the sequence that is generated. Default: all blocks in order.
+        cache: the cache with the buffers.
+        scales: the scale views of every layer. None in a mode without scales.
+        blocks: the block ids of the sequence that is generated. Default: all blocks in order.
 
     Raises:
         ValueError: a block does not exist, or is named twice.
@@ -64,15 +65,18 @@ class PagedBackend:
         for block in self.blocks:
             if not is_integer(block) or block >= self.cache.spec.num_blocks:
                 raise ValueError(
-                    f"block {block!r} does not exist: valid blocks are 0 to {self.cache.spec.num_blocks - 1}"
+                    f"block {block!r} does not exist: the cache has the blocks 0 to {self.cache.spec.num_blocks - 1}"
                 )
             if self.blocks.count(block) > 1:
-                raise ValueError(f"block {block} is named twice: two parts of the sequence would share its slots")
+                raise ValueError(
+                    f"block {block} is named twice, so two tokens of the sequence would have the same slot: name each "
+                    "block once"
+                )
         self.blocks = tuple(map(int, self.blocks))
 
     @property
     def max_tokens(self) -> int:
-        """Return how many tokens fit into the blocks."""
+        """Return how many tokens fit into the blocks of the sequence."""
         return len(self.blocks) * self.cache.spec.block_size
 
     def check(self, sizes: ModelConfig) -> None:
@@ -82,18 +86,23 @@ class PagedBackend:
             ours, theirs = getattr(spec, name), getattr(sizes, name)
             if ours != theirs:
                 raise ValueError(
-                    f"the cache has {name} {ours}, but the model has {theirs}: build the cache for this model"
+                    f"the cache has {name} {ours}, but the model has {name} {theirs}: allocate a cache for this model"
                 )
 
     def begin(self, positions: torch.Tensor) -> None:
-        """Prepare a forward pass over ``positions`` (int64 ``(T,)``, consecutive) of the sequence."""
+        """Prepare a forward pass over T new tokens of the sequence.
+
+        Args:
+            positions: int64 tensor of shape ``(T,)``, the positions of these tokens. The positions must be consecutive.
+        """
         device = self.cache.storages[0].device
         table = torch.tensor([self.blocks], dtype=torch.int32, device=device)
         block_size = self.cache.spec.block_size
         length = int(positions[-1]) + 1
         if length > self.max_tokens:
             raise ValueError(
-                f"position {length - 1} has no slot: {counted(len(self.blocks), 'block')} hold {self.max_tokens} tokens"
+                f"position {length - 1} has no slot, because {counted(len(self.blocks), 'block')} have only "
+                f"{self.max_tokens} slots: use more blocks"
             )
         slots = table[0].long()[positions // block_size] * block_size + positions % block_size
         counts = torch.tensor([0, len(positions)], dtype=torch.int32, device=device)
@@ -101,7 +110,7 @@ class PagedBackend:
         self.metadata = AttentionMetadata(slots, table, lengths, counts, len(positions), length)
 
     def __call__(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """Write K and V of this layer, then return the result of attention, float32 ``(T, Hq, D)``."""
+        """Write K and V of this layer. Then compute attention, and return float32 of shape ``(T, Hq, D)``."""
         kv, mode, meta = self.cache.kv_caches[layer], self.cache.spec.kv_cache_dtype, self.metadata
         scales = self.scales[layer] if self.scales is not None else (None, None)
         write_kv(key, value, kv, meta.slot_mapping, mode, *scales, slots_checked=True)
@@ -112,21 +121,22 @@ class PagedBackend:
 
 
 class GroupedBackend:
-    """Divides the layers among KV cache groups: layer ``i`` belongs to group ``i % len(groups)``.
+    """Divides the layers into KV cache groups. Layer ``i`` belongs to group ``i % len(groups)``.
 
     Each group has its own blocks.
 
     Raises:
-        ValueError: there is no group, or two groups have the same block of a cache.
+        ValueError: no group is given, or two groups have the same block of one cache.
     """
 
     def __init__(self, groups: Sequence[PagedBackend]) -> None:
         self.groups = tuple(groups)
         if not self.groups:
-            raise ValueError("no groups given: pass one backend per KV cache group")
+            raise ValueError("0 groups are given: pass one backend per KV cache group")
         taken = [block for group in self.groups for block in group.blocks]
         if len({group.cache for group in self.groups}) == 1 and len(set(taken)) < len(taken):
-            raise ValueError("two groups have the same block: give each group its own blocks")
+            shared = next(block for block in taken if taken.count(block) > 1)
+            raise ValueError(f"two groups have block {shared}: give each group its own blocks")
 
     @property
     def cache(self) -> KVCache:
@@ -135,8 +145,7 @@ class GroupedBackend:
 
     @property
     def max_tokens(self) -> int:
-        """Return how many tokens the cache can hold. Each group must hold all tokens, so the smallest group
-        decides."""
+        """Return how many tokens the cache can hold. Each group stores all tokens, so the smallest group decides."""
         return min(group.max_tokens for group in self.groups)
 
     def check(self, sizes: ModelConfig) -> None:
@@ -145,33 +154,33 @@ class GroupedBackend:
             group.check(sizes)
 
     def begin(self, positions: torch.Tensor) -> None:
-        """Prepare a forward pass over ``positions`` in every group."""
+        """Prepare a forward pass in every group. ``positions`` are described at ``PagedBackend.begin``."""
         for group in self.groups:
             group.begin(positions)
 
     def __call__(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """Write K and V, and compute attention, in the group of the layer."""
+        """Call the group of the layer. The group writes K and V, and computes attention."""
         return self.groups[layer % len(self.groups)](layer, query, key, value)
 
 
 @dataclass(eq=False)
 class PlainBackend:
-    """The reference: keeps K and V in ordinary tensors, rounded to ``dtype``."""
+    """Keeps K and V in ordinary tensors, rounded to ``dtype``. This backend is the reference."""
 
     dtype: torch.dtype = torch.float32
     max_tokens: int = 8192
     kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict, init=False)
 
     def check(self, sizes: ModelConfig) -> None:
-        """Accept a model of any size."""
+        """Do nothing, because this backend works with a model of any size."""
 
     def begin(self, positions: torch.Tensor) -> None:
-        """Forget all K and V if the pass starts at position 0, which means a new prompt."""
+        """Forget all K and V if the forward pass starts at position 0, because a new prompt starts there."""
         if int(positions[0]) == 0:
             self.kept.clear()
 
     def __call__(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """Append K and V, then return causal attention in float32."""
+        """Append K and V to the earlier tokens. Then compute causal attention in float32."""
         new = tuple(t.to(self.dtype).float() for t in (key, value))
         if layer in self.kept:
             new = tuple(torch.cat(pair) for pair in zip(self.kept[layer], new, strict=True))
@@ -188,7 +197,13 @@ Backend = PagedBackend | GroupedBackend | PlainBackend
 
 @dataclass(frozen=True)
 class Generation:
-    """A generated answer: token ids, their text, and the difference of the two largest logits at each token."""
+    """A generated answer.
+
+    Attributes:
+        token_ids: the tokens of the answer.
+        text: the text of these tokens.
+        margins: for each token, the difference between the largest and the second largest logit.
+    """
 
     token_ids: tuple[int, ...]
     text: str
@@ -204,15 +219,17 @@ def generate(
     chunk: int | None = None,
     num_computed_tokens: int = 0,
 ) -> Generation:
-    """Prefill ``prompt``, then decode greedily until the stop token or ``max_new_tokens``.
+    """Generate an answer. Stop after the stop token, or after ``max_new_tokens`` tokens.
 
     Args:
-        chunk: number of tokens to prefill per forward pass. Default: the whole prompt at once.
-        num_computed_tokens: number of tokens at the start of the prompt whose K and V are already in the cache.
+        prompt: the token ids of the prompt.
+        chunk: number of tokens of the prompt per forward pass. Default: the whole prompt at once.
+        num_computed_tokens: K and V of this many tokens are in the cache already. They are the first tokens of the
+            prompt.
 
     Raises:
-        ValueError: the prompt is empty, a token is outside the vocabulary, prompt plus answer do not fit into the
-            blocks, or all tokens of the prompt are computed already.
+        ValueError: the prompt is empty, or a number is too small. Or a token is not in the vocabulary. Or prompt and
+            answer together do not fit into the blocks. Or all tokens of the prompt are computed already.
     """
     steps = list(tokens(model, backend, prompt, max_new_tokens, chunk=chunk, num_computed_tokens=num_computed_tokens))
     answer = [token for token, _ in steps]
@@ -228,22 +245,25 @@ def tokens(
     chunk: int | None = None,
     num_computed_tokens: int = 0,
 ) -> Iterator[tuple[int, float]]:
-    """Yield the tokens of :func:`generate` one by one, as (token, margin). Other requests may run in between."""
-    if not prompt or max_new_tokens < 1:
-        raise ValueError(
-            f"the prompt has {len(prompt)} tokens, and max_new_tokens is {max_new_tokens}: both must be at least 1"
-        )
+    """Yield the tokens of :func:`generate` one by one, each as a pair (token, margin).
+
+    Between two tokens, the caller can run other requests. Arguments and errors are described at :func:`generate`.
+    """
+    if not prompt:
+        raise ValueError("the prompt has 0 tokens: pass at least one token")
+    if max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens is {max_new_tokens}, but it must be at least 1")
     if chunk is not None and chunk < 1:
-        raise ValueError(f"chunk, the number of tokens per forward pass, must be at least 1, not {chunk}")
+        raise ValueError(f"chunk is {chunk}, but a forward pass needs at least 1 token: use a chunk of at least 1")
     if not 0 <= num_computed_tokens < len(prompt):
         raise ValueError(
-            f"num_computed_tokens is {num_computed_tokens}, but must be 0 to {len(prompt) - 1}: the last of the "
-            f"{len(prompt)} tokens of the prompt must be computed, because its logits give the first new token"
+            f"num_computed_tokens is {num_computed_tokens}, but it must be 0 to {len(prompt) - 1}. The prompt has "
+            f"{len(prompt)} tokens, and the last token must be computed, because its logits give the first new token."
         )
     if len(prompt) + max_new_tokens > backend.max_tokens:
         raise ValueError(
-            f"the prompt has {len(prompt)} tokens and {max_new_tokens} will be generated, but the cache has room for "
-            f"{backend.max_tokens}: build a cache with more blocks, or generate fewer tokens"
+            f"the prompt has {len(prompt)} tokens and max_new_tokens is {max_new_tokens}, but the cache has slots for "
+            f"only {backend.max_tokens} tokens: allocate a cache with more blocks, or generate fewer tokens"
         )
     model.check_tokens(prompt)
     backend.check(model.config)

@@ -1,6 +1,6 @@
 """Limits the GPU memory of this process, so that several notebooks can share one GPU.
 
-The CUDA context is not counted. It takes about half a GiB, belongs to the driver, and is freed when the process ends.
+The CUDA context is not counted. The driver uses about half a GiB for the context until the process ends.
 """
 
 import contextlib
@@ -16,15 +16,16 @@ MIB, GIB = 1 << 20, 1 << 30
 
 
 def keep(gib: float = GPU_GIB) -> str:
-    """Limit this process to ``gib`` GiB of GPU memory besides its CUDA context. Return a line to print.
+    """Limit the GPU memory of this process to ``gib`` GiB, and return a line to print.
 
-    Without a GPU, nothing is limited. The line then says where kernels run, or that Triton is missing.
+    The limit does not count the CUDA context. Without a GPU, nothing is limited. The line then says that kernels run on
+    the CPU, or that Triton is missing.
 
     Raises:
-        ValueError: ``gib`` is not positive.
+        ValueError: ``gib`` is not more than 0.
     """
     if not gib > 0:
-        raise ValueError(f"gib must be more than 0, but is {gib}.")
+        raise ValueError(f"gib is {gib}, but it must be more than 0.")
     if not _triton():
         return INSTALL_HINT
     if device().type != "cuda":
@@ -33,14 +34,14 @@ def keep(gib: float = GPU_GIB) -> str:
     torch.cuda.set_per_process_memory_fraction(min(1.0, gib * GIB / total_bytes))
     return (
         f"Kernels run on: {torch.cuda.get_device_name()}. "
-        f"This process uses at most {gib:g} of its {total_bytes / GIB:.1f} GiB, besides the CUDA context."
+        f"This process uses at most {gib:g} of {total_bytes / GIB:.1f} GiB of GPU memory, plus the CUDA context."
     )
 
 
 def release() -> str:
-    """Free the GPU memory that this process no longer uses. Return a line that says how much is still in use.
+    """Free the GPU memory that no tensor uses any more. Return a line that says how much is still in use.
 
-    A tensor stays as long as a variable refers to it. To free the weights of a model, call
+    A tensor keeps its memory while a variable refers to the tensor. To free the weights of a model, call
     :meth:`kvviz.engine.model.LanguageModel.release` first.
     """
     gc.collect()
@@ -48,19 +49,18 @@ def release() -> str:
         return "No GPU memory was used."
     torch.cuda.empty_cache()
     return (
-        f"{torch.cuda.memory_reserved() / MIB:.0f} MiB of GPU memory are still in use, besides the CUDA context. "
-        "Shut down the kernel to free the context."
+        f"{torch.cuda.memory_reserved() / MIB:.0f} MiB of GPU memory are still in use, plus the CUDA context. "
+        "To free the context, shut down this notebook (or end the Python process)."
     )
 
 
 @contextlib.contextmanager
 def within() -> Iterator[None]:
-    """Raise a short MemoryError in place of torch's error when GPU memory is exhausted.
-
-    This function works with ``with`` and as a decorator.
+    """Context manager and decorator. If torch has too little GPU memory, raise a short MemoryError instead.
 
     Raises:
-        MemoryError: the message says how much memory this process holds, how much it may use, and how much is free.
+        MemoryError: GPU memory is exhausted. The message says how much this process uses, how much it may use, and how
+            much is free.
     """
     try:
         yield
@@ -76,8 +76,8 @@ def _exhausted() -> str:
     free_bytes, total_bytes = torch.cuda.mem_get_info()
     allowed_bytes = torch.cuda.get_per_process_memory_fraction() * total_bytes
     return (
-        f"GPU memory is exhausted: this process uses {torch.cuda.memory_reserved() / MIB:,.0f} MiB of at most "
-        f"{allowed_bytes / MIB:,.0f} MiB, and {free_bytes / MIB:,.0f} of the GPU's {total_bytes / MIB:,.0f} MiB are "
-        "free. Shut down notebooks that you have finished, or use a smaller cache. To run everything on the CPU, set "
-        "TRITON_INTERPRET=1 before Python starts."
+        f"GPU memory is exhausted. This process uses {torch.cuda.memory_reserved() / MIB:,.0f} MiB and may use "
+        f"{allowed_bytes / MIB:,.0f} MiB. Of the GPU's {total_bytes / MIB:,.0f} MiB, {free_bytes / MIB:,.0f} MiB are "
+        "free. Shut down notebooks that you do not need, or use a smaller cache. To run the kernels on the CPU, set "
+        "TRITON_INTERPRET=1 before starting Python."
     )

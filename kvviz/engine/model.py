@@ -1,9 +1,10 @@
 """Runs a real language model, SmolLM2-135M-Instruct, in float32.
 
-The model has no cache. For each layer, the forward pass calls ``attend(layer, query, key, value)`` and continues with
-the result. :mod:`kvviz.engine.generate` contains backends that store K and V in a cache.
+The model has no cache. For each layer, the forward pass calls ``attend(layer, query, key, value)``, and continues with
+the result. The backends of :mod:`kvviz.engine.generate` store K and V in a cache.
 
-To use another language model, change the file in kvviz/engine/weights.py, and the tensor names and fields here.
+To use another language model, change the record ``MODEL`` in kvviz/engine/weights.py. Then change the names of tensors
+and fields in this module.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,15 +19,18 @@ from kvviz.engine.unpacked_weights import unpack
 from kvviz.kernels.runtime import device as kernel_device
 
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""``(layer, query (T, Hq, D), key (T, H, D), value (T, H, D)) -> (T, Hq, D)``, all float32."""
+"""A function ``attend(layer, query, key, value)`` that returns the result of attention. All tensors are float32. The
+query and the result have shape ``(T, Hq, D)``. Key and value have shape ``(T, H, D)``. T is the number of tokens, Hq of
+query heads, H of KV heads, and D is the head size."""
 
 SPLITTING = "smollm"
-"""Name of the tokenizer's first step in the model file: take digits one by one, then split the bytes of the text."""
+"""The name of the first step of the tokenizer in the model file. This step makes each digit a separate part. Then it
+splits the text as a byte-level tokenizer does."""
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Sizes of the model, read from the model file. The names are vLLM's."""
+    """Sizes of the model. They are read from the model file, and have the names of vLLM."""
 
     num_layers: int
     num_heads: int
@@ -37,14 +41,14 @@ class ModelConfig:
 
 
 class _Released(dict):
-    """Replaces the weights of a released model. Each access raises RuntimeError."""
+    """Replaces the weights of a model after ``release()``. Each access raises RuntimeError."""
 
     def __missing__(self, name: str):
-        raise RuntimeError("This model was released, so it has no weights: load it again with load_model().")
+        raise RuntimeError("release() has freed the weights of this model: load the model again with load_model().")
 
 
 class LanguageModel:
-    """A language model: weights, tokenizer and forward pass. :func:`load_model` builds it."""
+    """A language model with weights, tokenizer and forward pass. Call :func:`load_model` to make one."""
 
     def __init__(self, config: ModelConfig, tensors: dict[str, torch.Tensor], tokenizer, stop_token: int) -> None:
         self.config = config
@@ -58,28 +62,29 @@ class LanguageModel:
         return self._tensors["output_norm.weight"].device
 
     def encode(self, question: str) -> list[int]:
-        """Return the token ids of one user message in the model's chat format.
+        """Convert a question to token ids, in the chat format of the model.
 
         Raises:
             ValueError: the question is empty.
         """
         if not question.strip():
-            raise ValueError("the question is empty: give a text")
+            raise ValueError("the question is empty: pass a text with at least one visible character")
         text = f"<|im_start|>user\n{question.strip()}<|im_end|>\n<|im_start|>assistant\n"
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
     def decode(self, token_ids: list[int]) -> str:
-        """Return the text of generated tokens. Special tokens are skipped."""
+        """Convert generated tokens to text. Special tokens are left out."""
         return self._tokenizer.decode(token_ids, skip_special_tokens=True)
 
     def release(self) -> None:
-        """Free the weights. Afterwards this model cannot be used, even if other variables refer to it."""
+        """Free the weights, even if other variables refer to this model. Afterwards the model cannot be used."""
         self._tensors = _Released()
 
     def check_tokens(self, token_ids: Sequence[int]) -> None:
         """Raise ValueError if a token id is not in the vocabulary.
 
-        Without this check, torch raises an unclear error. On a GPU, the process cannot use the GPU after that error.
+        Without this check, torch raises an unclear error. After such an error on a GPU, this process cannot use the GPU
+        any more.
         """
         size = len(self._tensors["token_embd.weight"])
         for number, token in enumerate(token_ids):
@@ -89,16 +94,18 @@ class LanguageModel:
     @gpu_budget.within()
     @torch.inference_mode()
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
-        """Return the logits, float32 ``(T, vocabulary)``.
+        """Compute the logits of T tokens. The result is float32 of shape ``(T, size of the vocabulary)``.
 
         Args:
-            token_ids: int64 ``(T,)``. Each must be in the vocabulary.
-            positions: int64 ``(T,)``, the positions of the tokens in their sequence.
+            token_ids: int64 tensor of shape ``(T,)``. Each token must be in the vocabulary.
+            positions: int64 tensor of shape ``(T,)``, the positions of the tokens in the sequence.
+            attend: computes attention, see :data:`Attend`.
 
         Raises:
-            MemoryError: the memory of the GPU, or this process's share, is exhausted.
-            RuntimeError: the model was released.
-            ValueError: a token is not in the vocabulary. Only checked on the CPU: a check would wait for the GPU.
+            MemoryError: GPU memory is exhausted, or this process has reached the limit of ``gpu_budget.keep``.
+            RuntimeError: ``release()`` was called before.
+            ValueError: a token is not in the vocabulary. On a GPU this is not checked, because the check would wait for
+                the GPU.
         """
         if not token_ids.is_cuda:
             self.check_tokens(token_ids.tolist())
@@ -134,7 +141,7 @@ class LanguageModel:
 
 
 def _rotate_pairs(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotate the pairs of columns (2i, 2i + 1). A GGUF file stores Llama's weights in this interleaved order."""
+    """Rotate each pair of columns (2i, 2i + 1). A GGUF file stores the weights of Llama models for these pairs."""
     even, odd = x[..., 0::2], x[..., 1::2]
     return torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(-2)
 
@@ -143,13 +150,13 @@ def _rotate_pairs(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torc
 def load_model(device: str | torch.device | None = None) -> LanguageModel:
     """Load the model in float32 on ``device``. Default: the device on which kernels run.
 
-    On the CPU, the 540 MB of weights are mapped from a file, and all processes share this memory. The first load
-    makes the file in a few seconds: see :mod:`kvviz.engine.unpacked_weights`.
+    On the CPU, the weights (540 MB) are mapped from a file, and all processes share this memory. The first call makes
+    the file, which takes a few seconds (see :mod:`kvviz.engine.unpacked_weights`).
 
     Raises:
-        ModelMissingError: the model file is missing. The message says how to get the file.
-        MemoryError: the memory of the GPU, or this process's share, is exhausted.
-        ValueError: the model file needs another tokenizer.
+        ModelMissingError: the model file is missing or wrong. The message says how to get the file.
+        MemoryError: GPU memory is exhausted, or this process has reached the limit of ``gpu_budget.keep``.
+        ValueError: the model file needs a tokenizer that kvviz does not have.
     """
     path = weights.find()
     unpacked = unpack(path)
@@ -157,7 +164,7 @@ def load_model(device: str | torch.device | None = None) -> LanguageModel:
     if field["tokenizer.ggml.pre"] != SPLITTING:
         raise ValueError(
             f"{path.name} uses the tokenizer splitting {field['tokenizer.ggml.pre']!r}, but kvviz supports only "
-            f"{SPLITTING!r}"
+            f"{SPLITTING!r}: change _tokenizer in kvviz/engine/model.py, or use another model file"
         )
     device = kernel_device() if device is None else device
     tensors = {name: torch.from_numpy(array).to(device) for name, array in unpacked.tensors.items()}
@@ -173,7 +180,7 @@ def load_model(device: str | torch.device | None = None) -> LanguageModel:
 
 
 def _tokenizer(field: dict):
-    """Build the byte-level BPE tokenizer from the tokens and merges in the file. Digits are taken one by one."""
+    """Build the byte-level BPE tokenizer from the tokens and merges in the model file. Each digit is one part."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     tokens, kinds = field["tokenizer.ggml.tokens"], field["tokenizer.ggml.token_type"]
@@ -183,7 +190,7 @@ def _tokenizer(field: dict):
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    control = 3  # GGUF's number for special tokens
+    control = 3  # in a GGUF file, special tokens have this type
     tokenizer.add_special_tokens(
         [
             AddedToken(t, special=True, normalized=False)

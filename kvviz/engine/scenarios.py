@@ -1,8 +1,8 @@
 """Runs the scenarios of the notebooks. For example, "both, cells with a tail" has a quantised cache and offloading.
 
-A scenario says how the engine starts. A run allocates the cache of the scenario and generates text greedily. If cells
-have a tail, every run of a scenario gives the same text. If cells have no tail, scales and codes can overlap, and on
-a GPU the programs of one launch race for these bytes. Later tokens can then change from run to run, as in vLLM.
+A scenario says how the engine starts. A run allocates the cache of the scenario, and generates text. If cells have a
+tail, every run of a scenario gives the same text. If cells have no tail, scales and codes can overlap. On a GPU, the
+programs of one launch then race for the shared bytes. So later tokens can change from run to run, as in vLLM.
 """
 
 from collections.abc import Sequence
@@ -27,16 +27,17 @@ class Scenario:
     """One way to start the engine.
 
     Attributes:
-        kv_cache_dtype: name of the cache's mode.
+        kv_cache_dtype: name of the mode of the cache.
         connector: the KV connector, or None.
-        carve: how scale views are carved. ``shape``: as in vLLM up to 0.25.1. ``strides``: as in vLLM 0.26.0 and
-            later. Ignored in modes without per-token-head scales.
-        tail: True if each cell has room for its scale.
-        gate: True if the decision has the condition of PR 49226.
+        carve: how scale views are carved. vLLM up to 0.25.1 uses ``shape``. vLLM 0.26.0 and later use ``strides``. In
+            modes without scales in the cache, this attribute has no effect.
+        tail: True if each cell has a tail for the scale.
+        gate: True to use the check of vLLM 0.27.1 (PR 49226), see ``use_uniform_kv_cache``.
         kv_cache_layout: "NHD" or "HND".
-        num_kv_cache_groups: number of groups. Layer ``i`` belongs to group ``i % num_kv_cache_groups``, and each
-            group has its own blocks.
-        indexes_kv_by_block_stride: True if the backend steps from block to block by the stride of the view.
+        block_size: number of tokens per block.
+        num_kv_cache_groups: number of groups. Layer ``i`` belongs to group ``i % num_kv_cache_groups``. Each group has
+            its own blocks.
+        indexes_kv_by_block_stride: True if the backend finds a block by the block stride of the view.
     """
 
     kv_cache_dtype: str = "fp8_per_token_head"
@@ -50,7 +51,7 @@ class Scenario:
     indexes_kv_by_block_stride: bool = True
 
     def config(self) -> EngineConfig:
-        """Return the settings that the connector and the decision use."""
+        """Return the settings of this scenario that the connector and the decision use."""
         return EngineConfig(
             kv_cache_dtype=self.kv_cache_dtype,
             kv_cache_layout=self.kv_cache_layout,
@@ -70,17 +71,22 @@ class Scenario:
         fill: int = 0,
         decision: Decision | None = None,
     ) -> KVCache:
-        """Allocate a cache in the split packing for ``num_tokens`` tokens, with the layout of the decision.
+        """Allocate a cache for ``num_tokens`` tokens. The layout has the split packing, and follows the decision.
 
         Args:
+            sizes: the sizes of the model.
+            device: the device of the cache.
+            fill: the value of all bytes, see ``allocate``.
             decision: the result of an earlier :meth:`decide`. Default: decide now.
 
         Raises:
-            ValueError: the block size or a number of tokens or groups is below 1, or CacheSpec raises.
+            ValueError: ``num_tokens``, ``block_size`` or ``num_kv_cache_groups`` is less than 1. Or a number does not
+                fit the mode or the layout.
         """
         decision = decision or self.decide()
-        if self.block_size < 1 or num_tokens < 1:
-            raise ValueError(f"num_tokens is {num_tokens} and block_size is {self.block_size}: both must be at least 1")
+        for name, number in (("num_tokens", num_tokens), ("block_size", self.block_size)):
+            if number < 1:
+                raise ValueError(f"{name} is {number}, but it must be at least 1")
         spec = CacheSpec(
             num_layers=sizes.num_layers,
             num_blocks=-(-num_tokens // self.block_size) * self.num_kv_cache_groups,
@@ -95,8 +101,10 @@ class Scenario:
     def start(
         self, model: LanguageModel, num_tokens: int, decision: Decision | None = None
     ) -> PagedBackend | GroupedBackend:
-        """Return a backend with a new cache for ``num_tokens`` on the model's device. Scales, if any, start as
-        1.0."""
+        """Return a backend with a new cache for ``num_tokens`` tokens, on the device of the model.
+
+        If the mode has scales in the cache, all scales start as 1.0.
+        """
         cache = self.build(model.config, num_tokens, model.device, decision=decision)
         scales = cache.ensure_scale_caches(self.carve) if cache.spec.is_per_token_head else None
         if self.num_kv_cache_groups == 1:
@@ -118,7 +126,7 @@ SCENARIOS = {
 
 
 def scenario(name: str) -> Scenario:
-    """Return the scenario with this name. If there is none, raise ValueError with the nearest name."""
+    """Return the scenario with this name. If no scenario has this name, raise ValueError with the nearest name."""
     return SCENARIOS[one_of("scenario", name, tuple(SCENARIOS))]
 
 
@@ -127,9 +135,11 @@ class Outcome:
     """The result of one run.
 
     Args:
-        layout: name of the layout of the allocated cache.
+        scenario: the scenario of the run.
+        decision: the decision between one buffer for all layers and one buffer per layer.
+        layout: name of the layout of the cache.
         generation: the generated answer.
-        reference: token ids of another run to compare with, or ().
+        reference: the token ids of another run, for a comparison. Default: ().
     """
 
     scenario: Scenario
@@ -140,7 +150,10 @@ class Outcome:
 
     @property
     def first_wrong(self) -> int | None:
-        """Return the number (from 0) of the first token that differs from the reference, or None if all are equal."""
+        """Return the number of the first token that differs from the reference. Token 0 is the first token.
+
+        If no token differs, return None.
+        """
         pairs = enumerate(zip(self.generation.token_ids, self.reference, strict=False))
         return next((number for number, (ours, theirs) in pairs if ours != theirs), None)
 
@@ -151,8 +164,9 @@ def run(
     """Allocate the cache of a scenario, generate an answer, and return the result.
 
     Args:
-        prompt: token ids.
-        reference: token ids of another run to compare with.
+        which: the scenario.
+        prompt: the token ids of the prompt.
+        reference: the token ids of another run, for a comparison.
     """
     decision = which.decide()
     backend = which.start(model, len(prompt) + max_new_tokens, decision)
@@ -161,7 +175,7 @@ def run(
 
 
 def first_pass_bytes(which: Scenario, model: LanguageModel, prompt: Sequence[int]) -> Comparison:
-    """Return the predicted and the observed bytes of the first forward pass: data and scales of all layers.
+    """Compare the predicted and the observed bytes of the first forward pass, for data and scales of all layers.
 
     Raises:
         ValueError: the scenario has several KV cache groups, or the prompt is empty.
@@ -169,7 +183,8 @@ def first_pass_bytes(which: Scenario, model: LanguageModel, prompt: Sequence[int
     decision = which.decide()
     if which.num_kv_cache_groups > 1:
         raise ValueError(
-            f"bytes can be compared for 1 KV cache group only, but the scenario has {which.num_kv_cache_groups}"
+            f"the scenario has {which.num_kv_cache_groups} KV cache groups, but bytes can be compared only for 1 "
+            "group: use a scenario with num_kv_cache_groups=1"
         )
     geometry = which.build(model.config, len(prompt) + 1, "meta", decision=decision)
     writers = geometry.writers(geometry.carve_scales(which.carve)) if geometry.spec.is_per_token_head else ()

@@ -1,6 +1,7 @@
-"""Serves several requests over one cache. The requests take turns: each turn generates one token.
+"""Serves several requests with one cache. The engine generates one token of each request, then the next token of each.
 
-All requests take their blocks from one pool. A request reuses blocks of its prefix from the cache and from host memory.
+All requests get blocks from one pool. A request reuses blocks with the same prefix, if the cache or host memory has
+such blocks.
 """
 
 import contextlib
@@ -16,7 +17,13 @@ from kvviz.engine.offload import Offloader, TransferError, check_pool
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt (token ids) and the largest number of tokens in the answer."""
+    """One question to the engine.
+
+    Attributes:
+        name: the name of the request.
+        prompt: the token ids of the prompt.
+        max_new_tokens: the most tokens of the answer.
+    """
 
     name: str
     prompt: tuple[int, ...]
@@ -25,9 +32,10 @@ class Request:
 
 @dataclass(frozen=True)
 class Served:
-    """An answer.
+    """An answer of the engine.
 
     Args:
+        generation: the generated answer.
         num_cached_tokens: number of tokens of the prompt that were found in the prefix cache.
         num_restored_tokens: number of tokens of the prompt that were restored from host memory.
         blocks: the blocks of the request.
@@ -44,15 +52,18 @@ class Engine:
     """Serves requests with a model and a cache.
 
     Args:
-        scales: the scale views of every layer, or None for a mode without scales.
+        model: the language model.
+        cache: the cache of the model.
+        scales: the scale views of every layer. None in a mode without scales.
         pool: the block pool of the cache.
-        offloader: stores full blocks in host memory. None: no offloading.
-        chunk: number of tokens to prefill per forward pass. Default: the whole rest of the prompt. If ``chunk`` is the
-            block size, a prompt with a reused prefix has forward passes of the same sizes as a prompt without. Then
-            the logits are equal to the bit.
+        offloader: the object that stores full blocks in host memory. If it is None, nothing is offloaded.
+        chunk: number of tokens of the prompt per forward pass. Default: all tokens that are not reused. If ``chunk``
+            is the block size, a reused prefix does not change the sizes of the other forward passes. The logits then
+            have the same bits with and without reuse.
 
     Raises:
-        ValueError: the pool has another number of blocks than the cache, or the offloader has another cache or pool.
+        ValueError: the pool and the cache have different numbers of blocks. Or the offloader was made with another
+            cache or another pool.
     """
 
     model: LanguageModel
@@ -64,24 +75,25 @@ class Engine:
 
     def __post_init__(self) -> None:
         check_pool(self.cache, self.pool)
-        if self.offloader is not None and (
-            self.offloader.cache is not self.cache or self.offloader.pool is not self.pool
-        ):
-            raise ValueError(
-                "the offloader has another cache or another pool: build it with the cache and pool of this engine"
-            )
+        for name in ("cache", "pool"):
+            if self.offloader is not None and getattr(self.offloader, name) is not getattr(self, name):
+                raise ValueError(
+                    f"the offloader has another {name} than this engine: make the offloader with the {name} of this "
+                    "engine"
+                )
 
     def serve(self, requests: Sequence[Request]) -> dict[str, Served]:
-        """Answer all requests and return the answers by name.
+        """Answer all requests. Return a dict with the answer for the name of each request.
 
-        Full blocks of prompt and answer stay in the prefix cache. With an offloader, they are also stored in host
-        memory. All other blocks become free. An error or an interrupt (Ctrl-C) frees the blocks of all requests too.
+        Full blocks of prompt and answer stay in the prefix cache. If there is an offloader, these blocks are also
+        stored in host memory. All other blocks become free. After an error or an interrupt (Ctrl-C), no request holds
+        blocks.
 
         Raises:
-            BlockError: the cache has too few blocks for all requests together, or host memory is full.
-            ValueError: a prompt is empty, a token is outside the vocabulary, no new token is requested, two requests
-                have one name, or the name of a request holds blocks already.
-            TransferError: a block did not arrive.
+            BlockError: the cache has too few blocks for all requests together. Or host memory is full.
+            ValueError: a prompt is empty, or a token is not in the vocabulary. Or ``max_new_tokens`` is less than 1. Or
+                two requests have the same name. Or a request with this name holds blocks already.
+            TransferError: a block could not be copied to host memory or back.
         """
         self._check(requests)
         try:
@@ -98,13 +110,12 @@ class Engine:
         names = [request.name for request in requests]
         for request in requests:
             name, size, count = request.name, len(request.prompt), request.max_new_tokens
-            if not size or count < 1:
-                raise ValueError(
-                    f"request {name!r} has a prompt of {size} tokens and asks for {count} new tokens: both must be at "
-                    f"least 1"
-                )
+            if not size:
+                raise ValueError(f"request {name!r} has a prompt of 0 tokens: pass at least one token")
+            if count < 1:
+                raise ValueError(f"request {name!r} has max_new_tokens {count}, but it must be at least 1")
             if names.count(name) > 1:
-                raise ValueError(f"{names.count(name)} requests have the name {name!r}: give each request its own name")
+                raise ValueError(f"{names.count(name)} requests have the name {name!r}: give each request another name")
             if self.pool.held_by(name):
                 raise ValueError(
                     f"request {name!r} holds blocks {list(self.pool.held_by(name))} already: free these blocks, or use "
@@ -117,7 +128,7 @@ class Engine:
 
     def _free_all(self, requests: Sequence[Request]) -> None:
         if self.offloader is not None:
-            with contextlib.suppress(TransferError):  # the caller gets the first error anyway
+            with contextlib.suppress(TransferError):  # serve() raises the first error anyway
                 self.offloader.wait_all()
         for request in requests:
             self.pool.free(self.pool.held_by(request.name), request.name)
@@ -125,7 +136,8 @@ class Engine:
     def _start(self, request: Request) -> "_Running":
         spec = self.cache.spec
         needed = -(-(len(request.prompt) + request.max_new_tokens) // spec.block_size)
-        reusable = block_hashes(request.prompt[:-1], spec.block_size)  # the last token's logits are always computed
+        # The last token of the prompt is always computed, because its logits give the first new token.
+        reusable = block_hashes(request.prompt[:-1], spec.block_size)
         found = self.pool.cached(reusable)
         self.pool.hold(found, request.name)
         fresh = self.pool.allocate(needed - len(found), request.name)
@@ -140,7 +152,7 @@ class Engine:
         return _Running(request, backend.blocks, steps, counts)
 
     def _stored(self, hashes: Sequence[str]) -> list[str]:
-        """Return the hashes up to the first one that is not in host memory."""
+        """Return the hashes before the first hash that is not in host memory."""
         found = []
         for key in hashes:
             if self.offloader is None or key not in self.offloader.stored:
@@ -149,10 +161,8 @@ class Engine:
         return found
 
     def _finish(self, one: "_Running") -> Served:
-        written = [
-            *one.request.prompt,
-            *one.answer[:-1],
-        ]  # the last token is not in the cache, because no forward pass has read it
+        # The last token of the answer is not in the cache, because no forward pass has read this token.
+        written = [*one.request.prompt, *one.answer[:-1]]
         hashes = block_hashes(written, self.cache.spec.block_size)
         full = one.blocks[: len(hashes)]
         self.pool.keep(hashes, full)
@@ -164,7 +174,7 @@ class Engine:
 
 
 class _Running:
-    """A request that is being answered."""
+    """A request whose answer is not complete."""
 
     def __init__(self, request: Request, blocks: tuple[int, ...], steps, counts: tuple[int, int]) -> None:
         self.request, self.blocks, self.counts, self._steps = request, blocks, counts, steps
@@ -172,7 +182,7 @@ class _Running:
         self.margins: list[float] = []
 
     def step(self) -> bool:
-        """Generate one token. Return False if the answer is complete."""
+        """Generate one token. If the answer is complete already, return False."""
         token, margin = next(self._steps, (None, None))
         if token is None:
             return False

@@ -1,10 +1,10 @@
-"""Keep the language model unpacked in float32, in a second file that all processes share.
+"""Keep the weights of the language model in float32, in a second file that all processes share.
 
-Reading and dequantising the GGUF takes seconds, and 540 MB of memory in each process. The unpacked file is mapped into
-memory instead: the system keeps one copy, however many processes read it.
+Reading and dequantising the GGUF file takes seconds, and 540 MB of memory in each process. The unpacked file is mapped
+into memory. So the system keeps only one copy in memory for all processes.
 
-The unpacked file is a safetensors file. Its metadata say which format and which GGUF it was made from, and contain the
-GGUF's fields and a sha256. If one of them is wrong, the file is made again.
+The unpacked file is a safetensors file. Its metadata contain the format, the sha256 of the GGUF file, the fields of the
+GGUF file, and a sha256 over the content. If one of these values is wrong, the unpacked file is made again.
 """
 
 import hashlib
@@ -28,14 +28,17 @@ from kvviz.files import remove_stale
 
 FORMAT = "kvviz float32 2"
 WAIT_SECONDS = 300
-"""Limit of waiting for another process that unpacks, in seconds. Unpacking takes about 10 s on two CPU cores."""
+"""The most seconds that a process waits for another process to unpack. Unpacking takes about 10 s on two CPU cores."""
 
 
 @dataclass(frozen=True)
 class Unpacked:
-    """Content of a GGUF: its ``fields`` by name, and its ``tensors``, float32 arrays by name.
+    """The content of a GGUF file.
 
-    A process that writes into such an array changes only its own copy.
+    Attributes:
+        fields: for each name, the field of the GGUF file.
+        tensors: for each name, the tensor as a float32 array. A process that writes into such an array changes only its
+            own copy.
     """
 
     fields: dict
@@ -43,21 +46,21 @@ class Unpacked:
 
 
 def path_beside(gguf_path: Path) -> Path:
-    """Return the path of the unpacked file (540 MB), also if there is no such file."""
+    """Return the path of the unpacked file (540 MB). The file need not exist."""
     return gguf_path.with_suffix(".float32-2.safetensors")
 
 
 def unpack(gguf_path: Path) -> Unpacked:
-    """Return the fields and tensors of the model, mapped from the unpacked file. Make this file if it is missing.
+    """Map the unpacked file, and return the fields and tensors of the model. If the file is missing, make the file.
 
-    If several processes start at the same time, one of them unpacks and the others wait. If the file cannot be written,
-    each process unpacks in its own memory, and prints a sentence on stderr.
+    If several processes start at the same time, one process unpacks, and the other processes wait. If the file cannot
+    be written, each process unpacks in its own memory, and prints a message on stderr.
 
     Args:
         gguf_path: a file that :func:`kvviz.engine.weights.find` returned.
 
     Raises:
-        TimeoutError: another process has been unpacking for :data:`WAIT_SECONDS`.
+        TimeoutError: another process has been unpacking for more than :data:`WAIT_SECONDS`.
     """
     target = path_beside(gguf_path)
     found = opened(target)
@@ -68,9 +71,9 @@ def unpack(gguf_path: Path) -> Unpacked:
 
 
 def opened(target: Path) -> Unpacked | None:
-    """Map an unpacked file. Return None if the file is absent, incomplete, changed, or made from another GGUF.
+    """Map an unpacked file. Return None if the file is absent, incomplete, changed, or made from another GGUF file.
 
-    safetensors maps a file only for torch. For numpy it copies all tensors, 540 MB in each process.
+    This function opens the file for torch. For numpy, safetensors would not map the file, but copy 540 MB.
     """
     try:
         with safe_open(target, framework="pt") as file:
@@ -83,7 +86,7 @@ def opened(target: Path) -> Unpacked | None:
 
 
 def _made(gguf_path: Path, target: Path) -> Unpacked:
-    """Unpack a GGUF, keep the result in the file ``target`` if possible, and return it."""
+    """Unpack a GGUF file and return the content. If possible, also write the content to the file ``target``."""
     import gguf
 
     reader = gguf.GGUFReader(gguf_path)
@@ -91,36 +94,40 @@ def _made(gguf_path: Path, target: Path) -> Unpacked:
     tensors = {t.name: np.array(gguf.dequantize(t.data, t.tensor_type), np.float32, order="C") for t in reader.tensors}
     try:
         _write(target, fields, tensors)
-        found, why = opened(target), "the file has another content than what was written"
+        found, why = opened(target), "the content of the file is not what was written"
     except (OSError, SafetensorError) as error:
         found, why = opened(target), getattr(error, "strerror", None) or str(error)
     if found:
         return found
     print(
-        f"The unpacked weights could not be stored in {target} ({why}). This process keeps its own copy of 540 MB. "
-        "To share one copy, make the folder writable with 600 MB of free space, or set KVVIZ_CACHE to another folder.",
+        f"The unpacked weights could not be stored in {target} ({why}). So this process uses 540 MB for its own copy. "
+        "To share one copy, make the folder writable and free 600 MB there, or set KVVIZ_CACHE to another folder.",
         file=sys.stderr,
     )
     return Unpacked(fields, tensors)
 
 
 def _write(target: Path, fields: dict, tensors: dict[str, np.ndarray]) -> None:
-    """Write the unpacked file in a temporary folder, because safetensors writes a temporary file beside it."""
+    """Write the unpacked file in a temporary folder, then move it to ``target``.
+
+    The folder is needed because safetensors writes a temporary file beside the file.
+    """
     remove_stale(target.parent, "unpack-*")
-    about = {"kvviz": json.dumps(_description(fields, tensors))}  # one entry: safetensors writes several in any order
+    # One entry contains everything, because safetensors writes several entries in any order.
+    about = {"kvviz": json.dumps(_description(fields, tensors))}
     with tempfile.TemporaryDirectory(prefix="unpack-", dir=target.parent, ignore_cleanup_errors=True) as folder:
         part = Path(folder) / target.name
         part.touch()
         usual = part.stat().st_mode
         save_file(tensors, part, about)
-        part.chmod(usual)  # safetensors gives a file to its owner alone, but other users read this file too
+        part.chmod(usual)  # safetensors lets only the owner read a file, but other users must read this file too
         with part.open("rb") as file:
             os.fsync(file.fileno())
         os.replace(part, target)
 
 
 def _description(fields: dict, tensors: dict[str, np.ndarray]) -> dict:
-    """Describe what an unpacked file must contain, with a sha256 over the fields, names, shapes and numbers."""
+    """Return the metadata of an unpacked file. The sha256 covers the fields, names, shapes and numbers."""
     shapes = {name: list(tensors[name].shape) for name in sorted(tensors)}
     digest = hashlib.sha256(json.dumps([fields, shapes]).encode())
     for name in shapes:
@@ -130,9 +137,9 @@ def _description(fields: dict, tensors: dict[str, np.ndarray]) -> dict:
 
 @contextmanager
 def _only_one(folder: Path) -> Iterator[None]:
-    """Let only one process at a time run the ``with`` block. A waiting process prints which process it waits for.
+    """Context manager that only one process at a time can enter. Other processes wait, and print for which process.
 
-    Nobody waits if the folder cannot be written, or if its file system has no locks: then each process unpacks.
+    No process waits if the folder cannot be written, or if the file system has no locks. Each process then unpacks.
     """
     if not os.access(folder, os.W_OK):
         yield
@@ -143,7 +150,7 @@ def _only_one(folder: Path) -> Iterator[None]:
     except filelock.Timeout:
         raise TimeoutError(
             f"{_holder(path)} has been unpacking the model for more than {WAIT_SECONDS} s. "
-            "Wait until it ends, or end it; then try again."
+            "Wait until that process ends, or end that process. Then try again."
         ) from None
     except (OSError, NotImplementedError):
         lock = None
@@ -155,7 +162,7 @@ def _only_one(folder: Path) -> Iterator[None]:
 
 
 def _locked(path: Path) -> filelock.BaseFileLock:
-    """Return a lock that this process holds. The lock file contains the process id of the holder."""
+    """Get the lock, and write the id of this process into the lock file. Wait if another process has the lock."""
     lock, holder = filelock.FileLock(path), _holder(path)
     try:
         lock.acquire(timeout=0)
@@ -168,7 +175,7 @@ def _locked(path: Path) -> filelock.BaseFileLock:
 
 
 def _holder(path: Path) -> str:
-    """Return words for the process that holds the lock: ``process 1234`` or ``another process``."""
+    """Name the process that has the lock. The result is, for example, ``process 1234`` or ``another process``."""
     try:
         return f"process {int(path.read_text())}"
     except (OSError, ValueError):

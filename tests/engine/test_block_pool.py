@@ -76,8 +76,8 @@ def kept_in_flight() -> BlockPool:
 @pytest.mark.parametrize(
     ("pool", "call", "said"),
     [
-        (BlockPool(3), lambda p: p.allocate(4, "a"), "request 'a' needs 4 blocks, but the cache has 3: shorten"),
-        (in_flight(), lambda p: p.allocate(3, "b"), "request 'b' needs 3 blocks, but 2 of 3 are free"),
+        (BlockPool(3), lambda p: p.allocate(4, "a"), "request 'a' needs 4 blocks, but the cache has only 3: shorten"),
+        (in_flight(), lambda p: p.allocate(3, "b"), "request 'b' needs 3 blocks, but only 2 of 3 blocks are free"),
         (in_flight(), lambda p: p.free([0], "a"), "block 0 is in flight: wait for its transfer"),
         (in_flight(), lambda p: p.free([1], "a"), "request 'a' cannot free block 1, because nobody holds this block"),
         (
@@ -88,7 +88,7 @@ def kept_in_flight() -> BlockPool:
         (
             in_flight(),
             lambda p: p.hold([0], "b"),
-            "block 0 is held by request 'a': request 'b' would write to the same",
+            "block 0 is held by request 'a', so request 'b' cannot use it",
         ),
         (kept_in_flight(), lambda p: p.reset_prefix_cache(), r"blocks \[0\] are in flight"),
     ],
@@ -117,21 +117,30 @@ def kept() -> BlockPool:
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda p: p.allocate(-1, "c"), "request 'c' asks for -1 blocks, but must ask for an integer of at least 0"),
+        (
+            lambda p: p.allocate(-1, "c"),
+            "request 'c' asks for -1 blocks, but this number must be an integer of at least 0",
+        ),
         (lambda p: p.allocate(1.5, "c"), "request 'c' asks for 1.5 blocks"),
         (lambda p: p.allocate(True, "c"), "request 'c' asks for True blocks"),
-        (lambda p: p.allocate(5, "c"), "request 'c' needs 5 blocks, but 4 of 5 are free: wait until another"),
-        (lambda p: p.hold([0, 3], "c"), "block 3 is not kept for a prefix: request 'c' must allocate it"),
+        (
+            lambda p: p.allocate(5, "c"),
+            "request 'c' needs 5 blocks, but only 4 of 5 blocks are free: wait until another",
+        ),
+        (lambda p: p.hold([0, 3], "c"), "block 3 is not kept for a prefix, so request 'c' cannot hold it"),
         (lambda p: p.hold(iter([0, 2]), "c"), "block 2 is held by request 'b'"),
-        (lambda p: p.hold([0, 7], "c"), "block 7 does not exist: valid blocks are 0 to 4"),
+        (lambda p: p.hold([0, 7], "c"), "block 7 does not exist: the cache has the blocks 0 to 4"),
         (lambda p: p.hold([0, 0], "c"), "block 0 is named twice"),
         (lambda p: p.free([2, 2], "b"), "block 2 is named twice"),
-        (lambda p: p.free([2, -1], "b"), "block -1 does not exist: valid blocks are 0 to 4"),
+        (lambda p: p.free([2, -1], "b"), "block -1 does not exist: the cache has the blocks 0 to 4"),
         (lambda p: p.free([3], None), "request None cannot free block 3, because nobody holds this block"),
         (lambda p: p.keep(["z", "w"], [2]), "there are 2 hashes for 1 block: give one hash per block"),
         (lambda p: p.keep(["z", "w"], [2, 2]), "block 2 is named twice"),
-        (lambda p: p.keep(["z", "w"], [2, 0]), "block 0 is kept for the prefix x... and cannot hold w... too"),
-        (lambda p: p.keep(["z"], [5]), "block 5 does not exist: valid blocks are 0 to 4"),
+        (
+            lambda p: p.keep(["z", "w"], [2, 0]),
+            "block 0 is kept for the prefix with hash x..., so it cannot be kept for w... too",
+        ),
+        (lambda p: p.keep(["z"], [5]), "block 5 does not exist: the cache has the blocks 0 to 4"),
     ],
 )
 def test_a_hostile_call_changes_nothing(call, said):
@@ -172,7 +181,7 @@ def test_a_free_block_in_flight_is_not_given_away():
     pool = BlockPool(3)
     pool.in_flight.add(1)
     assert pool.num_free_blocks == 2 and pool.allocate(2, "a") == (0, 2)
-    with pytest.raises(BlockError, match="needs 1 block, but 0 of 3 are free"):
+    with pytest.raises(BlockError, match="needs 1 block, but only 0 of 3 blocks are free"):
         pool.allocate(1, "b")
     pool.in_flight.clear()
     assert pool.allocate(1, "b") == (1,)
@@ -203,10 +212,10 @@ def test_a_pool_must_have_a_block(count):
 @pytest.mark.parametrize(
     ("tokens", "size", "said"),
     [
-        ([1, -2], 1, "token 1 is -2: a token id must be an integer of at least 0"),
+        ([1, -2], 1, "token 1 is -2, but a token id must be an integer of at least 0"),
         ([1.5, 2], 1, "token 0 is 1.5"),
-        ([1, 2], 0, "block_size must be at least 1, not 0"),
-        ([1, 2], -2, "block_size must be at least 1, not -2"),
+        ([1, 2], 0, "block_size is 0, but it must be at least 1"),
+        ([1, 2], -2, "block_size is -2, but it must be at least 1"),
     ],
 )
 def test_tokens_without_a_hash(tokens, size, said):

@@ -176,13 +176,13 @@ def test_the_mode_says_if_scales_are_in_the_cache(mode):
 @pytest.mark.parametrize("answer", [None, "no", 1])
 def test_a_preference_must_be_a_bool(answer):
     for connector in (Readers(answer), MultiConnector((Readers(True), Readers(answer)))):
-        with pytest.raises(TypeError, match=f"returned {answer!r}, but must return True or False"):
+        with pytest.raises(TypeError, match=f"returned {answer!r}, but it must return True or False"):
             use_uniform_kv_cache(connector, EngineConfig())
 
 
 @pytest.mark.parametrize("connector", ["OffloadingConnector", OffloadingConnector, True, object()])
 def test_an_object_that_is_not_a_connector(connector):
-    with pytest.raises(TypeError, match="is not a connector: give an object with a method prefer_cross_layer_blocks"):
+    with pytest.raises(TypeError, match="is not a connector: pass an object with a method prefer_cross_layer_blocks"):
         use_uniform_kv_cache(connector, EngineConfig())
 
 

@@ -44,7 +44,7 @@ def test_the_default_limit_is_one_gib(gpu):
     said = gpu_budget.keep()
     assert gpu.fraction == 1 / 8
     assert said == (
-        "Kernels run on: NVIDIA Made Up. This process uses at most 1 of its 8.0 GiB, besides the CUDA context."
+        "Kernels run on: NVIDIA Made Up. This process uses at most 1 of 8.0 GiB of GPU memory, plus the CUDA context."
     )
 
 
@@ -62,7 +62,7 @@ def test_without_triton_a_notebook_goes_on_as_far_as_it_can(monkeypatch):
 
 @pytest.mark.parametrize("gib", [0, -1, float("nan")])
 def test_a_limit_must_be_positive(gib):
-    with pytest.raises(ValueError, match=f"gib must be more than 0, but is {gib}"):
+    with pytest.raises(ValueError, match=f"gib is {gib}, but it must be more than 0"):
         gpu_budget.keep(gib)
 
 
@@ -75,7 +75,7 @@ def test_without_a_gpu_nothing_is_limited(monkeypatch):
 
 def test_release_frees_memory_and_returns_the_rest(gpu):
     gpu.held = 34 << 20
-    assert gpu_budget.release().startswith("34 MiB of GPU memory are still in use, besides the CUDA context")
+    assert gpu_budget.release().startswith("34 MiB of GPU memory are still in use, plus the CUDA context")
     assert gpu.emptied == 1
 
 
@@ -84,7 +84,7 @@ def test_exhausted_memory_is_one_sentence_with_the_numbers(gpu):
     with pytest.raises(MemoryError) as caught, gpu_budget.within():
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate ...")
     said = str(caught.value)
-    assert "uses 512 MiB of at most 1,024 MiB, and 3,072 of the GPU's 8,192 MiB are free" in said
+    assert "uses 512 MiB and may use 1,024 MiB. Of the GPU's 8,192 MiB, 3,072 MiB are free" in said
     assert "TRITON_INTERPRET=1" in said and "\n" not in said
 
 
@@ -119,7 +119,10 @@ def test_a_released_model_cannot_be_used():
     model: LanguageModel = tiny_model()
     model.release()
     for use in (lambda: model.device, lambda: model.forward(torch.zeros(1, dtype=torch.int64), torch.zeros(1), None)):
-        with pytest.raises(RuntimeError, match=r"was released, .* load it again with load_model\(\)"):
+        with pytest.raises(
+            RuntimeError,
+            match=r"release\(\) has freed the weights of this model: load the model again with load_model\(\)",
+        ):
             use()
 
 

@@ -169,9 +169,9 @@ def test_generation_ends_at_the_stop_token(model, monkeypatch):
 @pytest.mark.parametrize(
     ("prompt", "count", "said"),
     [
-        ([], 5, "the prompt has 0 tokens, and max_new_tokens is 5"),
-        ([1, 2, 3], 0, "the prompt has 3 tokens, and max_new_tokens is 0"),
-        ([1, 2], -1, "2 tokens, and max_new_tokens is -1"),
+        ([], 5, "the prompt has 0 tokens: pass at least one token"),
+        ([1, 2, 3], 0, "max_new_tokens is 0, but it must be at least 1"),
+        ([1, 2], -1, "max_new_tokens is -1, but it must be at least 1"),
     ],
 )
 def test_an_empty_request_is_refused(prompt, count, said):
@@ -184,7 +184,7 @@ def test_a_request_that_does_not_fit_is_refused(prompt, count):
     cache = allocate(CacheSpec(1, 4, 16, 3, 64, "bfloat16"), "NHD", "meta")
     backend = PagedBackend(cache, None, blocks=(3, 1))
     assert (backend.max_tokens, PagedBackend(cache, None).max_tokens) == (32, 64)
-    with pytest.raises(ValueError, match=f"{prompt} tokens and {count} will be generated.* room for 32"):
+    with pytest.raises(ValueError, match=f"has {prompt} tokens and max_new_tokens is {count}, but .* only 32 tokens"):
         generate(bare(), backend, [1] * prompt, count)
 
 
@@ -204,7 +204,7 @@ def test_a_position_without_a_slot_is_refused():
     spec = CacheSpec(1, 2, 4, 1, 16, "bfloat16")
     backend = PagedBackend(allocate(spec, "NHD"), None)
     backend.begin(torch.arange(8))
-    with pytest.raises(ValueError, match="position 8 has no slot: 2 blocks hold 8 tokens"):
+    with pytest.raises(ValueError, match="position 8 has no slot, because 2 blocks have only 8 slots"):
         backend.begin(torch.arange(6, 9))
 
 
@@ -240,5 +240,5 @@ def test_a_token_outside_the_vocabulary_is_one_sentence(token):
 
 def test_a_cache_for_another_model_is_refused():
     backend = PagedBackend(allocate(CacheSpec(2, 4, 4, 3, 64, "bfloat16"), "NHD"), None)
-    with pytest.raises(ValueError, match="num_layers 2, but the model has 30"):
+    with pytest.raises(ValueError, match="num_layers 2, but the model has num_layers 30"):
         backend.check(SIZES)

@@ -135,15 +135,15 @@ def test_the_narrow_width_loses_the_end_of_every_page():
         ),
         (
             lambda c, p, o: Offloader(c, p, 1, width_bytes=256),
-            "width_bytes is 256, but a page contains 320 bytes of data and scales: the last 64",
+            "width_bytes is 256, but a page contains 320 bytes of data and scales, so the last 64",
         ),
         (
             lambda c, p, o: Offloader(c, p, 1, width_bytes=500),
-            "width_bytes must be 1 to 320, the size of a page, but is 500",
+            "width_bytes is 500, but it must be 1 to 320, the size of a page",
         ),
         (
             lambda c, p, o: Offloader(filled("BHLNC"), p, 1, width_bytes=256, check_width=False),
-            r"consists of \d+ pieces, so its width must be its content of 320 bytes, but width_bytes is 256",
+            r"width_bytes is 256, but in layout BHLNC a page has \d+ pieces, .*: use width_bytes=320",
         ),
     ],
 )
@@ -238,19 +238,22 @@ def assert_sound(offloader) -> None:
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda o: o.store(["y"], [B]), "block 5 does not exist: valid blocks are 0 to 4"),
-        (lambda o: o.store(["y"], [-1]), "block -1 does not exist: valid blocks are 0 to 4"),
+        (lambda o: o.store(["y"], [B]), "block 5 does not exist: the cache has the blocks 0 to 4"),
+        (lambda o: o.store(["y"], [-1]), "block -1 does not exist: the cache has the blocks 0 to 4"),
         (lambda o: o.store(["y"], [True]), "block True does not exist"),
         (lambda o: o.store(["y"], [torch.tensor(1)]), r"block tensor\(1\) does not exist"),
         (lambda o: o.store(["y", "z"], [1]), "there are 2 hashes for 1 block: give one hash per block"),
         (lambda o: o.store(["y", "z"], [1, 1]), "block 1 is named twice"),
         (lambda o: o.store(["y", "y"], [1, 2]), "the hash y... is named twice"),
-        (lambda o: o.restore(["x"], [-1]), "block -1 does not exist: valid blocks are 0 to 4"),
-        (lambda o: o.restore(["x"], [B]), "block 5 does not exist: valid blocks are 0 to 4"),
+        (lambda o: o.restore(["x"], [-1]), "block -1 does not exist: the cache has the blocks 0 to 4"),
+        (lambda o: o.restore(["x"], [B]), "block 5 does not exist: the cache has the blocks 0 to 4"),
         (lambda o: o.restore(["x", "x"], [1, 1]), "block 1 is named twice"),
-        (lambda o: o.restore(["x"], [4]), "block 4 is kept for the prefix kept... and cannot hold x... too"),
+        (
+            lambda o: o.restore(["x"], [4]),
+            "block 4 is kept for the prefix with hash kept..., so it cannot be kept for x... too",
+        ),
         (lambda o: o.drop(["x", "never"]), "the block with hash never... was never stored"),
-        (lambda o: o.drop(["x", "x"]), "the block with hash x... is named twice"),
+        (lambda o: o.drop(["x", "x"]), "the hash x... is named twice"),
     ],
 )
 def test_a_hostile_call_moves_nothing_and_loses_nothing(call, said):
@@ -269,11 +272,11 @@ def test_a_hostile_call_moves_nothing_and_loses_nothing(call, said):
 @pytest.mark.parametrize(
     ("count", "more", "said"),
     [
-        (-1, {}, "num_host_blocks must be an integer of at least 0, not -1"),
-        (1.5, {}, "num_host_blocks must be an integer of at least 0, not 1.5"),
-        (1, {"width_bytes": 320.0}, "width_bytes must be an integer of at least 0, not 320.0"),
-        (1, {"width_bytes": -320}, "width_bytes must be an integer of at least 0, not -320"),
-        (1, {"width_bytes": 0}, "width_bytes must be 1 to 320, the size of a page, but is 0"),
+        (-1, {}, "num_host_blocks is -1, but it must be an integer of at least 0"),
+        (1.5, {}, "num_host_blocks is 1.5, but it must be an integer of at least 0"),
+        (1, {"width_bytes": 320.0}, "width_bytes is 320.0, but it must be an integer of at least 0"),
+        (1, {"width_bytes": -320}, "width_bytes is -320, but it must be an integer of at least 0"),
+        (1, {"width_bytes": 0}, "width_bytes is 0, but it must be 1 to 320, the size of a page"),
     ],
 )
 def test_wrong_sizes_are_refused(count, more, said):
@@ -292,7 +295,7 @@ def test_numpy_integers_are_blocks_and_sizes():
 
 def test_a_pool_of_another_size():
     with pytest.raises(
-        ValueError, match=r"the pool has 6 blocks, but the cache has 5: build the pool with BlockPool\(5\)"
+        ValueError, match=r"the pool has 6 blocks, but the cache has 5: make the pool with BlockPool\(5\)"
     ):
         Offloader(filled("NHD"), BlockPool(6), 1)
 

@@ -188,10 +188,10 @@ def test_a_run_asks_its_connector_once_and_reports_what_was_allocated():
     ("changes", "num_tokens", "said"),
     [
         ({"num_kv_cache_groups": 0}, 9, "num_kv_cache_groups must be an integer of at least 1, not 0"),
-        ({"block_size": 0}, 9, "num_tokens is 9 and block_size is 0: both"),
-        ({"block_size": -16}, 9, "num_tokens is 9 and block_size is -16: both"),
-        ({}, 0, "num_tokens is 0 and block_size is 16: both"),
-        ({}, -40, "num_tokens is -40 and block_size is 16: both"),
+        ({"block_size": 0}, 9, "block_size is 0, but it must be at least 1"),
+        ({"block_size": -16}, 9, "block_size is -16, but it must be at least 1"),
+        ({}, 0, "num_tokens is 0, but it must be at least 1"),
+        ({}, -40, "num_tokens is -40, but it must be at least 1"),
     ],
 )
 def test_sizes_that_cannot_be_built(changes, num_tokens, said):
@@ -200,5 +200,5 @@ def test_sizes_that_cannot_be_built(changes, num_tokens, said):
 
 
 def test_the_bytes_of_several_groups_are_not_compared():
-    with pytest.raises(ValueError, match="compared for 1 KV cache group only, but the scenario has 2"):
+    with pytest.raises(ValueError, match="the scenario has 2 KV cache groups, but bytes can be compared only"):
         first_pass_bytes(Scenario("bfloat16", num_kv_cache_groups=2), tiny_model(), [1, 2])

@@ -121,7 +121,7 @@ def test_a_lost_scale_is_a_lost_answer():
 
 def test_too_many_requests_for_the_cache():
     one = engine(MODES[0], "NHD")
-    with pytest.raises(BlockError, match="blocks, but 0 of 24 are free"):
+    with pytest.raises(BlockError, match="blocks, but only 0 of 24 blocks are free"):
         one.serve([Request(str(n), tuple(range(40)), 8) for n in range(3)])
 
 
@@ -152,7 +152,7 @@ def test_groups_with_their_own_blocks_give_the_same_answer(mode):
 
 def test_two_groups_cannot_name_one_block():
     cache = engine("bfloat16", "NHD").cache
-    with pytest.raises(ValueError, match="two groups have the same block"):
+    with pytest.raises(ValueError, match="two groups have block 1: give each group its own blocks"):
         GroupedBackend([PagedBackend(cache, None, (0, 1)), PagedBackend(cache, None, (1, 2))])
 
 
@@ -161,19 +161,19 @@ def test_two_groups_cannot_name_one_block():
     [
         (
             [Request("a", (1, 2), 2), Request("a", (3, 4), 2)],
-            "2 requests have the name 'a': give each request its own name",
+            "2 requests have the name 'a': give each request another name",
         ),
-        ([Request("a", (), 2)], "request 'a' has a prompt of 0 tokens and asks for 2 new tokens: both"),
-        ([Request("a", tuple(range(9)), 0)], "a prompt of 9 tokens and asks for 0 new tokens"),
-        ([Request("a", tuple(range(9)), -8)], "a prompt of 9 tokens and asks for -8 new tokens"),
+        ([Request("a", (), 2)], "request 'a' has a prompt of 0 tokens"),
+        ([Request("a", tuple(range(9)), 0)], "request 'a' has max_new_tokens 0, but it must be at least 1"),
+        ([Request("a", tuple(range(9)), -8)], "request 'a' has max_new_tokens -8, but it must be at least 1"),
         ([Request("held", (1, 2), 2)], r"request 'held' holds blocks \[17\] already"),
         ([Request("a", (1, -2), 2)], "request 'a': token 1 is -2, but the vocabulary has only tokens 0 to 96"),
         ([Request("a", (1, 2.5), 2)], "token 1 is 2.5"),
         ([Request("a", (97,), 2)], "token 0 is 97, but the vocabulary has only tokens 0 to 96"),
-        ([Request("a", tuple(range(90)), 8)], "request 'a' needs 25 blocks, but the cache has 24: shorten the request"),
+        ([Request("a", tuple(range(90)), 8)], "request 'a' needs 25 blocks, but the cache has only 24: shorten"),
         (
             [Request("a", tuple(range(60)), 8), Request("b", tuple(range(60)), 8)],
-            "needs 17 blocks, but 6 of 24 are free",
+            "needs 17 blocks, but only 6 of 24 blocks are free",
         ),
     ],
 )
@@ -261,12 +261,12 @@ def test_host_memory_without_room_gives_every_block_back():
 
 def test_an_engines_parts_must_belong_together():
     one, other = engine(MODES[0], "NHD", 1), engine(MODES[0], "NHD", 1)
-    with pytest.raises(ValueError, match="the offloader has another cache or another pool"):
+    with pytest.raises(ValueError, match="the offloader has another cache than this engine"):
         replace(one, offloader=other.offloader)
     with pytest.raises(ValueError, match="the pool has 3 blocks, but the cache has 24"):
         replace(one, pool=BlockPool(3), offloader=None)
 
 
 def test_a_grouped_backend_needs_a_group():
-    with pytest.raises(ValueError, match="no groups given"):
+    with pytest.raises(ValueError, match="0 groups are given"):
         GroupedBackend([])
