@@ -4,15 +4,12 @@ Each command imports only what it needs, so that ``kvviz audit`` works in an ins
 """
 
 import argparse
+import contextlib
+import errno
 import itertools
 import os
-import signal
-import stat
 import sys
-import threading
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -26,15 +23,8 @@ if TYPE_CHECKING:
 MISTAKE = 70
 """Exit status after an error in kvviz itself. The status is not 1, because 1 means that an audit has findings."""
 
-AUDIT_SECONDS = 10
-"""Time limit of one audit. A real cache takes less than one second. A file made by an attacker could take hours."""
-
-DIAGNOSIS_SECONDS = 5
-"""Time limit of one diagnosis. A real cache takes less than one second. If the limit is reached, only the findings are
-printed."""
-
 NOT_ALL_JUDGED = 3
-"""Exit status of ``kvviz compare`` if the comparison would take too much work."""
+"""Exit status if a check would take more work than the limit. There may be findings of the other checks."""
 
 EMPTY = 4
 """Exit status of ``kvviz audit`` for a file without views. Such a file is not clean, because nothing was audited."""
@@ -45,6 +35,7 @@ exit status:
   0  clean: every claim holds
   1  there are findings
   2  the file cannot be used
+  3  not all was judged, because it would take too much work; there may be findings
   4  the file has no views, so nothing was audited
 """
 """The end of ``kvviz audit --help``."""
@@ -193,9 +184,8 @@ def _audit(options: argparse.Namespace) -> int:
     from kvviz.audit import diagnosis_text, views_file
 
     _check_files(options)
-    with _at_most(AUDIT_SECONDS, "the geometry is too irregular to be audited"):
-        given = views_file.read(options.file)
-        result = given.audit()
+    given = views_file.read(options.file)
+    result = given.audit()
     diagnoses = _diagnoses(given, result)
     empty = not given.views
     _print(diagnosis_text.EMPTY if empty else diagnosis_text.audit_text(result, diagnoses, options.verbose))
@@ -207,7 +197,9 @@ def _audit(options: argparse.Namespace) -> int:
         lessons = _lessons(options.html)
         page = render_html(result, given.views, given.claims, options.file.name, diagnoses, lessons)
         _write(options.html, page)
-    return EMPTY if empty else 0 if result.clean else 1
+    if empty:
+        return EMPTY
+    return NOT_ALL_JUDGED if result.not_judged else 0 if result.clean else 1
 
 
 def _lessons(page: Path) -> dict[str, str]:
@@ -220,12 +212,11 @@ def _lessons(page: Path) -> dict[str, str]:
 
 
 def _diagnoses(given: "ViewsFile", result: "Audit") -> tuple:
-    """Return the diagnoses of an audit. If they take too long, print a sentence on stderr and return ``()``."""
+    """Return the diagnoses of an audit. If they would be too large, print a sentence on stderr and return ``()``."""
     from kvviz.audit.causes import diagnose
 
     try:
-        with _at_most(DIAGNOSIS_SECONDS, "the geometry is too irregular to be diagnosed"):
-            return diagnose(given.views, given.claims, result)
+        return diagnose(given.views, given.claims, result)
     except (ValueError, MemoryError, OverflowError) as error:
         print(f"kvviz audit: no diagnosis: {_sentence(error)}", file=sys.stderr)
         return ()
@@ -255,12 +246,7 @@ def _compare(options: argparse.Namespace) -> int:
 
 
 def _check_files(options: argparse.Namespace) -> None:
-    """Raise OSError if FILE is not a regular file, or if an output would overwrite FILE or the other output."""
-    mode = options.file.stat().st_mode if options.file.exists() else stat.S_IFREG  # a missing file fails later
-    if stat.S_ISDIR(mode):
-        raise OSError(f"{options.file} is a folder: give the path of a views file")
-    if not stat.S_ISREG(mode) and options.file.parts[:2] != ("/", "dev"):  # /dev/stdin and /dev/fd may be pipes
-        raise OSError(f"{options.file} is not a regular file: give the path of a views file")
+    """Raise OSError if an output would overwrite FILE or the other output."""
     paths = {"FILE": options.file, "--json": options.json, "--html": options.html}
     for (name, path), (other, other_path) in itertools.combinations(paths.items(), 2):
         if path and other_path and _same_file(path, other_path):
@@ -285,40 +271,27 @@ def _print(text: str) -> None:
 def _write(path: Path, text: str) -> None:
     """Write a text to a file as a whole. If ``path`` is a link, write to the file that the link leads to.
 
-    A device such as ``/dev/stdout`` is written directly, because a file must not take its place.
+    A device such as ``/dev/stdout`` or a pipe is written directly, because a file must not take its place.
     """
-    target, data = Path(os.path.realpath(path)), text.encode("utf-8")
+    data = text.encode("utf-8")
     try:
-        if target.exists() and not target.is_file():
-            target.write_bytes(data)
+        if path.exists() and not path.is_file():
+            _write_directly(path, data)
         else:
-            write_whole(target, data)
+            write_whole(Path(os.path.realpath(path)), data)
     except OSError as error:
-        raise OSError(
-            f"cannot write {path} ({error.strerror}): give another path. The findings above are complete."
-        ) from error
+        why = "no program reads this pipe" if error.errno == errno.ENXIO else error.strerror
+        raise OSError(f"cannot write {path} ({why}): give another path. The findings above are complete.") from error
 
 
-@contextmanager
-def _at_most(seconds: int, reason: str) -> Iterator[None]:
-    """Raise ValueError if the code in a ``with`` statement takes longer than ``seconds``.
-
-    This works only in the main thread, and only on a system with SIGALRM. Elsewhere there is no time limit.
-    """
-
-    def give_up(*_) -> None:
-        raise ValueError(f"{reason} within {seconds} s: give a file with fewer views")
-
-    if not hasattr(signal, "SIGALRM") or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGALRM, give_up)
-    signal.alarm(seconds)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+def _write_directly(path: Path, data: bytes) -> None:
+    """Write to a device or a pipe. If its reader goes away, write nothing more and raise nothing."""
+    handle = os.open(path, os.O_WRONLY | os.O_NONBLOCK)  # so that a pipe without a reader is an error, and no wait
+    os.set_blocking(handle, True)
+    with contextlib.suppress(BrokenPipeError), os.fdopen(handle, "wb", buffering=0) as file:
+        left = memoryview(data)
+        while left:
+            left = left[file.write(left) :]
 
 
 def _report(options: argparse.Namespace) -> int:

@@ -5,14 +5,14 @@ import os
 import resource
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from kvviz import __main__ as command
-from kvviz.audit.views_file import MAX_CLAIMS, MAX_FILE_BYTES, MAX_VIEWS
+from kvviz.audit.audit import audit_views
+from kvviz.audit.views_file import MAX_CLAIMS, MAX_FILE_BYTES, MAX_VIEWS, read
 
 ROOT = Path(command.__file__).parents[1]
 WIDE = 1 << 40
@@ -64,8 +64,8 @@ def test_a_claim_that_does_not_fit_is_a_sentence(tmp_path, capsys, claim, said):
 def test_a_claim_that_is_too_much_work_is_no_clean_file(tmp_path, capsys):
     views = [{"shape": [3000, 1], "stride": [16, 1]}, {"shape": [3000, 1], "stride": [17, 1], "offset": 60_000}]
     claims = [{"kind": "overlay", "views": ["v0", "v1"]}]
-    assert command.main(["audit", str(written(tmp_path, views, claims))]) == 1
-    assert "  not judged: the block strides of v0, v1 differ" in capsys.readouterr().out
+    assert command.main(["audit", str(written(tmp_path, views, claims))]) == 3
+    assert "collision of v0, v1: not judged: the block strides of v0, v1 differ" in capsys.readouterr().out
 
 
 def test_no_file_and_no_folder_to_write_to(tmp_path, capsys):
@@ -170,14 +170,62 @@ def test_json_carries_the_diagnoses(tmp_path):
     assert command.main(["audit", str(path)]) == 0
 
 
-def test_too_much_work_is_given_up(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(command, "AUDIT_SECONDS", 1)
-    views = [{"shape": [1000], "stride": [1000 + n], "offset": n} for n in range(1500)]
-    path = written(tmp_path, views, [{"kind": "disjoint", "views": [f"v{n}" for n in range(1500)]}])
-    begun = time.monotonic()
-    status = command.main(["audit", str(path)])
-    assert time.monotonic() - begun < 20
-    assert status in (1, 2) and (status == 1 or "within 1 s" in capsys.readouterr().err)
+def test_a_file_of_many_claims_is_judged_in_part(tmp_path, capsys):
+    """Six views of irregular strides and 30 claims. Before, a clock ended this audit and printed nothing."""
+    views = [{"shape": [680, 64], "stride": [(997, 1009)[n % 2], 13], "offset": 7 * n} for n in range(6)]
+    pairs = [(a, b) for a in range(6) for b in range(6) if a != b]
+    claims = [{"kind": "covers", "extent": f"v{a}", "content": [f"v{b}"]} for a, b in pairs]
+    out = tmp_path / "out.json"
+    told = []
+    for _ in range(2):
+        assert command.main(["audit", str(written(tmp_path, views, claims)), "--json", str(out)]) == 3
+        told.append((capsys.readouterr().out, out.read_text()))
+    assert told[0] == told[1]
+    record = json.loads(told[0][1])
+    open_ = [finding for finding in record["findings"] if not finding["judged"]]
+    assert (record["clean"], record["all_judged"]) == (False, False) and 0 < len(open_) < len(record["findings"])
+    assert all(finding["text"].startswith("not judged: ") and finding["bytes"] is None for finding in open_)
+    assert f"{len(open_)} checks not judged" in told[0][0] and f"{len(open_) - 3} more checks not judged" in told[0][0]
+
+
+def test_the_limit_of_work_is_the_same_in_python_and_in_the_command(tmp_path, capsys):
+    views = [{"shape": [680, 64], "stride": [(997, 1009)[n % 2], 13], "offset": 7 * n} for n in range(6)]
+    claims = [{"kind": "covers", "extent": f"v{a}", "content": ["v5"]} for a in range(5)] * 4
+    path, out = written(tmp_path, views, claims), tmp_path / "out.json"
+    given = read(path)
+    result = audit_views(given.views, given.claims)
+    status = command.main(["audit", str(path), "--json", str(out)])
+    assert status == (3 if result.not_judged else 1)
+    told = [(finding["kind"], finding["bytes"], finding["text"]) for finding in json.loads(out.read_text())["findings"]]
+    assert told == [(finding.kind, finding.bytes, finding.text) for finding in result.findings]
+
+
+@pytest.mark.parametrize("itemsize", [1000, 4000])
+def test_wide_elements_that_overlap_are_counted_as_ranges(tmp_path, itemsize):
+    views = [{"shape": [512, 256], "stride": [1, 1], "dtype": {"itemsize": itemsize}, "offset": n} for n in (0, 1)]
+    path = written(tmp_path, views, [{"kind": "belongs_at", "view": "v0", "rightful": "v1"}])
+    ran, out = run(path), tmp_path / "out.json"
+    assert ran.status == 1 and ran.mebibytes < 100, ran
+    assert command.main(["audit", str(path), "--json", str(out)]) == 1
+    bytes_ = {finding["kind"]: finding["bytes"] for finding in json.loads(out.read_text())["findings"]}
+    assert bytes_ == {"self_overlap": 765 * itemsize, "misplaced": 767 * itemsize}
+
+
+def test_a_pipe_without_a_reader_or_with_one_that_stops(tmp_path, capsys):
+    path, fifo = written(tmp_path, [{}], nbytes=3), tmp_path / "fifo"
+    os.mkfifo(fifo)
+    assert command.main(["audit", str(path), "--json", str(fifo)]) == 2
+    assert f"cannot write {fifo} (no program reads this pipe)" in capsys.readouterr().err
+    order = f"{sys.executable} -m kvviz audit {path} -v --json /dev/stdout | head -c 20; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", order], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr, len(done.stdout)) == (1, "", 20)
+
+
+def test_reading_in_python_does_not_wait_for_a_pipe_either(tmp_path):
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    with pytest.raises(OSError, match="is not a regular file: give the path of a views file"):
+        read(fifo)
 
 
 CHILD = """
@@ -275,7 +323,7 @@ def hostile(folder: Path) -> dict[str, Path]:
 def test_hostile_files_are_a_sentence_and_cheap(tmp_path):
     for name, path in hostile(tmp_path).items():
         ran = run(path)
-        assert ran.status in (0, 1, 2) and "Traceback" not in ran.out + ran.err, (name, ran)
+        assert ran.status in (0, 1, 2, 3) and "Traceback" not in ran.out + ran.err, (name, ran)
         if ran.status == 2:
             assert ran.err.startswith("kvviz audit: ") and ran.err.count("\n") == 1 and len(ran.err) < 400, (name, ran)
         print(f"{name:24} exit {ran.status}, {ran.seconds:.2f} s of processor time, {ran.mebibytes} MiB")

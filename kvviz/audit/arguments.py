@@ -31,13 +31,19 @@ def positive_int(name: str, value: object) -> int:
     return index(value)
 
 
+_PLAIN = frozenset((int, str, bool, type(None)))
+"""Types of which :func:`plain` returns a value as it is."""
+
+
 def plain(value: Any) -> Any:
     """Return a numpy integer as a Python integer, a list as a tuple, and any other value as it is.
 
     Numpy integers have 32 or 64 bits. Products of strides can be larger, so they would wrap around.
     """
+    if type(value) in _PLAIN:
+        return value
     if isinstance(value, list | tuple):
-        return tuple(map(plain, value))
+        return value if type(value) is tuple and _PLAIN.issuperset(map(type, value)) else tuple(map(plain, value))
     if isinstance(value, Integral) and not isinstance(value, bool):
         return index(value)
     return value

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from kvviz.audit import blocks, numbers
-from kvviz.audit.byte_sets import TooMuchWorkError
+from kvviz.audit.budget import TooMuchWorkError, limited, spend
 from kvviz.audit.claims import (
     Addressed,
     Aligned,
@@ -35,12 +35,15 @@ from kvviz.audit.view import View
 MOST_ROLES = 4
 """Roles that a sentence about checked views counts one by one. A longer list would hide the number of views."""
 
+CLAIM_COST = 200
+"""Work of looking at one view of a claim, in units of the work limit."""
+
 
 def audit_views(views: Sequence[View], claims: Sequence[Claim] = (), *, witnesses: bool = True) -> Audit:
     """Check every view against its storage and itself, then check every claim. A repeated claim is checked once.
 
-    If a claim would take too much work, the audit returns an error of the claim's kind without counts. Its text begins
-    with "not judged".
+    Work is counted (``kvviz.audit.budget``). If a claim would take too much work, the audit returns what it found
+    until then, and one more finding. This finding has the claim's kind, no counts, and ``judged`` is False.
 
     Args:
         witnesses: False returns counts only: no examples, and no owners on which misplaced elements lie.
@@ -48,6 +51,12 @@ def audit_views(views: Sequence[View], claims: Sequence[Claim] = (), *, witnesse
     Raises:
         ValueError: two views have the same name, or a claim names an unknown view or does not fit its views.
     """
+    with limited():
+        return _audited(views, claims, witnesses)
+
+
+def _audited(views: Sequence[View], claims: Sequence[Claim], witnesses: bool) -> Audit:
+    """Return the audit, within the limit of work that holds."""
     named = _by_name(views)
     places = rightful_places(views, claims)
     ground = OwnerLookup(places, witnesses)
@@ -55,7 +64,8 @@ def audit_views(views: Sequence[View], claims: Sequence[Claim] = (), *, witnesse
     notes: list[str] = []
     checked = [] if views else [_Statement("no views were given")]
     for view in views:
-        outside, overlapping = list(out_of_bounds(view)), list(self_overlap(view, ground))
+        outside = list(out_of_bounds(view))
+        overlapping = _found(self_overlap(view, ground), "self_overlap", 0, (view,))
         checked.append(_Statement("1 view lies within its storage", "views lie within their storages").after(outside))
         findings += outside
         if view.read_only and overlapping:  # a broadcast or a tile: elements that share bytes do no harm
@@ -66,11 +76,8 @@ def audit_views(views: Sequence[View], claims: Sequence[Claim] = (), *, witnesse
         checked.append(alone.after(overlapping))
     for claim in dict.fromkeys(claims):
         check = _CHECKS[type(claim)]
-        try:
-            found = list(check.run(claim, named, ground))
-        except TooMuchWorkError as error:
-            findings.append(not_judged(check.kind, claim, named, error))
-            continue
+        of_claim = views_of_claim(claim, named)
+        found = _found(check.run(claim, named, ground), check.kind, CLAIM_COST * len(of_claim), of_claim)
         findings += found
         checked.append(check.statement(claim, named).after(found))
         if isinstance(claim, Overlay) and len(claim.views) > 1:
@@ -124,10 +131,10 @@ class _Statement:
         """Return the statement with the outcome of its check, so that a failed check is not printed as true."""
         if not findings:
             return self
-        if all(finding.severity == "warning" for finding in findings):
-            outcome = "warning: "
-        elif all(finding.kind == "self_overlap" and finding.bytes is None for finding in findings):
+        if all(not finding.judged for finding in findings):
             outcome = "not judged: "
+        elif all(finding.severity == "warning" for finding in findings):
+            outcome = "warning: "
         else:
             outcome = "failed: "
         return _Statement(self.singular, self.plural, outcome)
@@ -290,15 +297,27 @@ _NO_VIEWS = ("name", "address_type", "base", "unit")
 """Fields of claims with words that are not names of views."""
 
 
-def not_judged(kind: str, claim: Claim, named: Mapping[str, View], error: TooMuchWorkError) -> Finding:
-    """Return the error for a claim that takes too much work. It has no counts, and the audit is then not clean.
+def _found(check: Iterable[Finding], kind: str, cost: int, views: Sequence[View]) -> list[Finding]:
+    """Return what a check finds. If it takes too much work, return what it found until then and a finding that says so.
 
     Args:
         kind: the kind of finding that the check looks for.
-        named: the views of the audit by name.
+        cost: the least work of the check.
+        views: the views that the check is about.
     """
+    found: list[Finding] = []
+    try:
+        spend(cost)
+        for finding in check:  # findings before an error stay
+            found.append(finding)
+    except TooMuchWorkError as error:
+        names, storage = tuple(view.name for view in views), views[0].storage.name
+        found.append(Finding(kind, names, storage, None, None, text=f"not judged: {error}", judged=False))
+    return found
+
+
+def views_of_claim(claim: Claim, named: Mapping[str, View]) -> list[View]:
+    """Return the views that a claim names, each once."""
     given = [getattr(claim, part.name) for part in fields(claim) if part.name not in _NO_VIEWS]
     names = [name for value in given for name in (value if isinstance(value, tuple) else (value,))]
-    views = tuple(name for name in dict.fromkeys(names) if isinstance(name, str) and name in named)
-    storage = named[views[0]].storage.name
-    return Finding(kind, views, storage, None, None, text=f"not judged: {error}")
+    return [named[name] for name in dict.fromkeys(names) if isinstance(name, str) and name in named]

@@ -18,11 +18,12 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from kvviz.audit.byte_sets import ByteSet, Pattern, TooMuchWorkError, byte_sets
+from kvviz.audit.budget import TooMuchWorkError, spend
+from kvviz.audit.byte_sets import PATTERN_COST, ByteSet, Pattern, byte_sets
 from kvviz.audit.elements import locate, place, place_of_byte
 from kvviz.audit.findings import Finding, Place, counted
 from kvviz.audit.overlap import by_storage, readers_text
-from kvviz.audit.sweep import Intervals, Sweep
+from kvviz.audit.sweep import COMBINATION_COST, MEMBER_COST, Intervals, Sweep
 from kvviz.audit.view import MAX_ADDRESS, View
 
 MAX_BLOCKS = 4096
@@ -419,8 +420,10 @@ def _judge_combinations(
     """Return the positions of the combinations that have a fault, by fault and by affected part."""
     affected: dict[Hashable, dict[int, list[int]]] = {}
     for position, sets in enumerate(table.combinations):
+        spend(MEMBER_COST * len(sets) + COMBINATION_COST)
         members = tuple(sorted({sweep.owner_of[number] for number in sets}))
         for key, parts in judge(members):
+            spend(MEMBER_COST * len(parts))
             for part in parts:
                 affected.setdefault(key, {}).setdefault(part, []).append(position)
     return affected
@@ -507,6 +510,7 @@ def _parts_by_step(blocks: _Blocks, stride: int) -> Iterator[_Part]:
 
 def _list_ranges(byte_set: ByteSet) -> Iterator[tuple[int, int]]:
     """Yield the first byte and the width of each byte range."""
+    spend(PATTERN_COST * sum(p.num_ranges for p in byte_set))
     for p in byte_set:
         for copy in range(p.count):
             for start in p.starts.tolist():
@@ -575,6 +579,7 @@ def _search_ranges(parts: Sequence[_Part], stride: int | None) -> tuple[np.ndarr
     With a common stride, each byte range counts from the start of its stretch. Otherwise a range spans a pattern.
     """
     patterns = [p for part in parts for byte_set in part.sets for p in byte_set]
+    spend(sum(len(p.starts) for p in patterns) + len(patterns))
     if stride:
         ranges = [(p.base % stride + p.starts, p.width) for p in patterns]
     else:

@@ -11,6 +11,7 @@ from math import prod
 
 import numpy as np
 
+from kvviz.audit.budget import TooMuchWorkError, spend
 from kvviz.audit.view import View
 
 BUDGET = 4_000_000
@@ -25,12 +26,11 @@ FEW_RANGES = 1 << 14
 MAX_SETS = 4096
 """Largest number of byte sets into which one view is split. A view that needs more raises TooMuchWorkError."""
 
+PATTERN_COST = 40
+"""Work of making one pattern, in byte ranges. A pattern takes as much memory as 40 byte ranges."""
+
 Dims = list[tuple[int, int]]
 """``(step in bytes, size)`` of each axis of a view, sorted by step. Axes of size 1 and of stride 0 are left out."""
-
-
-class TooMuchWorkError(ValueError):
-    """An exact count would need more work than its limit allows. The message says which limit."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,6 +137,7 @@ def _split(view: View, width: int, known: dict[tuple, list[ByteSet]]) -> list[By
     key = (tuple(dims), width, repeats)
     if key not in known:
         known[key] = _split_dims(dims, width, repeats, view.name)
+    spend(PATTERN_COST * sum(map(len, known[key])))
     return [[pattern.moved(start) for pattern in byte_set] for byte_set in known[key]]
 
 
@@ -167,21 +168,27 @@ def nested_parts(dims: Dims, width: int, name: str, most: int = MAX_SETS) -> lis
     for dim in dims:
         inner_parts, parts = parts, []
         for start, inner in inner_parts:
-            parts += _add_dim(start, inner, dim, width)
-            if len(parts) > most:
+            count = _num_parts(inner, dim, width)
+            if len(parts) + count > most:
                 raise TooMuchWorkError(
                     f"{name}: too many overlapping elements to count exactly (the view would be split into more than "
                     f"{most} parts); audit a smaller part of the view"
                 )
+            spend(PATTERN_COST * count)
+            parts += _add_dim(start, inner, dim, count)
     return parts
 
 
-def _add_dim(start: int, inner: Dims, dim: tuple[int, int], width: int) -> list[tuple[int, Dims]]:
-    """Add an outer dim to the inner dims. If the step of the outer dim is too short, split it: each part gets every
-    n-th index."""
+def _num_parts(inner: Dims, dim: tuple[int, int], width: int) -> int:
+    """Return into how many parts an outer dim must be split, so that no two elements of a part overlap."""
     step, size = dim
     inner_bytes = sum((n - 1) * s for s, n in inner) + width
-    num_parts = min(-(-inner_bytes // step), size)
+    return min(-(-inner_bytes // step), size)
+
+
+def _add_dim(start: int, inner: Dims, dim: tuple[int, int], num_parts: int) -> list[tuple[int, Dims]]:
+    """Add an outer dim to the inner dims, split into parts: each part gets every n-th index of the outer dim."""
+    step, size = dim
     sizes = [-(-(size - first) // num_parts) for first in range(num_parts)]
     return [
         (start + first * step, [*inner, (num_parts * step, n)] if n > 1 else inner) for first, n in enumerate(sizes)
@@ -217,11 +224,13 @@ def _patterns(start: int, dims: Dims, width: int, name: str) -> ByteSet:
     chosen = cheap[-1] if cheap else max(range(len(rest)), key=lambda i: rest[i][1])
     step, count = rest[chosen]
     inner, outer = rest[:chosen], rest[chosen + 1 :]
-    if prod(size for _, size in (*inner, *outer)) > BUDGET:
+    listed, made = (prod(size for _, size in part) for part in (inner, outer))
+    if listed * made > BUDGET or made * PATTERN_COST > BUDGET:
         raise TooMuchWorkError(
             f"{name} has more than {BUDGET} byte ranges that do not repeat, which is the work limit; "
             f"audit a smaller part of the view"
         )
+    spend(listed + made * PATTERN_COST)
     starts = _sums(inner)
     return [Pattern(start + shift, step, count, starts, width) for shift in _sums(outer).tolist()]
 

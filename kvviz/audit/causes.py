@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from kvviz.audit.audit import audit_views
+from kvviz.audit.budget import TooMuchWorkError, limited, spend
 from kvviz.audit.cause_rules import explain_place
 from kvviz.audit.cause_words import CAUSES, Cause, tell
 from kvviz.audit.claims import (
@@ -38,8 +39,11 @@ __all__ = ["CAUSES", "UNKNOWN", "Cause", "Diagnosis", "diagnose"]
 UNKNOWN = "unknown"
 """Cause of a diagnosis that holds the findings which no known mistake explains."""
 
-MOST_WORK = 20_000
-"""Work limit of one diagnosis, counted in audited views. 20,000 views take two to four seconds."""
+VIEW_COST = 200
+"""Work of looking at one view for one guess, in units of the work limit."""
+
+NUMBER_COST = 20
+"""Work of one finding in one diagnosis, in units of the work limit."""
 
 
 @dataclass(frozen=True)
@@ -69,24 +73,17 @@ class Diagnosis:
     others: tuple[str, ...] = ()
 
 
-class _OutOfWorkError(Exception):
-    """The diagnosis has used up its work limit."""
-
-
 @dataclass
 class _State:
-    """The views and claims with the repairs so far, and the work that is left."""
+    """The views and claims with the repairs so far."""
 
     views: dict[str, View]
     claims: list[Claim]
-    work_left: int = MOST_WORK
 
     def audit(self, views: dict[str, View] | None = None) -> Audit:
-        """Return the audit of the views, or of ``views``. Raise _OutOfWorkError if the work limit is reached."""
+        """Return the audit of the views, or of ``views``. Raise TooMuchWorkError if the work limit is reached."""
         views = self.views if views is None else views
-        self.work_left -= len(views)
-        if self.work_left < 0:
-            raise _OutOfWorkError
+        spend(VIEW_COST * len(views))
         return audit_views(list(views.values()), self.claims, witnesses=False)
 
     def repair(self, guesses: Sequence[Guess]) -> None:
@@ -118,31 +115,43 @@ _Members = dict[tuple, list[tuple[Guess, list[Guess]]]]
 def diagnose(views: Sequence[View], claims: Sequence[Claim], result: Audit | None = None) -> tuple[Diagnosis, ...]:
     """Return one diagnosis per mistake, the one that explains most findings first; none for a clean audit.
 
-    Findings that no known mistake explains are in one last diagnosis with the cause :data:`UNKNOWN`.
+    Findings that no known mistake explains are in one last diagnosis with the cause :data:`UNKNOWN`. What was not
+    judged is not diagnosed. If the work limit is reached, no repair is proved, and the findings that are left are
+    unexplained.
 
     Args:
         result: the audit of these views and claims, if the caller has it already.
 
     Raises:
         ValueError: as ``audit_views``.
+        TooMuchWorkError: the diagnoses together would be too large.
     """
     result = audit_views(views, claims) if result is None else result
-    if not result.findings:
+    if not result.judged:
         return ()
-    named = {view.name: view for view in views}
+    result, named = replace(result, findings=result.judged), {view.name: view for view in views}
+    with limited():
+        groups, left = _explained(named, claims, result)
+    with limited():
+        return _ordered(result, groups, left, named)
+
+
+def _explained(named: dict[str, View], claims: Sequence[Claim], result: Audit) -> tuple["_Members", Audit | None]:
+    """Return guesses for the findings, and the audit after all repairs: None if the work limit was reached."""
     state, groups, left = _State(dict(named), list(claims)), {}, None
     try:
         for stage in (_misplaced, _extents, _parts, _numbers, _overlaps):
             found = list(stage(state, result))
+            spend(VIEW_COST * len(found))
             for best, *others in found:
                 groups.setdefault((best.cause, best.key), []).append((best, others))
             state.repair([best for best, *_ in found])
             if found and state.audit().clean:
                 break
         left = state.audit()
-    except _OutOfWorkError:
+    except TooMuchWorkError:
         pass  # nothing is proved then
-    return _ordered(result, groups, left, named)
+    return groups, left
 
 
 def _misplaced(state: _State, result: Audit) -> Iterator[list[Guess]]:
@@ -151,7 +160,10 @@ def _misplaced(state: _State, result: Audit) -> Iterator[list[Guess]]:
     wrong = {f.views[0] for f in result.findings if f.kind in ("misplaced", "permuted") and f.views}
     around = Surroundings(state.views, starts)
     for name in places:
-        if name in wrong and (guesses := explain_place(state.views[name], starts[name], around)):
+        if name not in wrong:
+            continue
+        spend(VIEW_COST + len(around.family(name)))
+        if guesses := explain_place(state.views[name], starts[name], around):
             bytewise = places[name].shape != starts[name].shape
             repaired = replace(places[name], read_only=state.views[name].read_only)
             yield [replace(guess, repaired=repaired) for guess in guesses] if bytewise else guesses
@@ -165,9 +177,11 @@ def _extents(state: _State, result: Audit) -> Iterator[list[Guess]]:
         if not isinstance(claim, Covers) or claim.extents_per_block > 1 or claim.blocks_per_extent > 1:
             continue  # the rules compare one entry of the extent with one block
         extents, content = ([state.views[name] for name in names_in(given)] for given in (claim.extent, claim.content))
+        spend(VIEW_COST * len(content))
         for extent in extents:
             alone = sum(other.storage == extent.storage for other in extents) == 1
             mine = [view for view in content if view.storage == extent.storage]
+            spend(VIEW_COST + len(around.family(extent.name)) + len(extents))
             if alone and extent.name in wrong and (guesses := explain_extent(extent, mine, around)):
                 yield guesses
 
@@ -272,11 +286,13 @@ def _ordered(result: Audit, groups: _Members, left: Audit | None, views: dict[st
     numbers_of: dict[str, list[int]] = {}
     for number, finding in enumerate(result.findings):
         extent_alone = finding.kind in ("truncated", "oversized") and finding.views[0] in blamed
+        spend(len(finding.views))
         for name in finding.views[:1] if extent_alone else finding.views:
             numbers_of.setdefault(name, []).append(number)
     made, explained = [], set()
     for (cause, _), members in groups.items():
         numbers = sorted({number for guess, _ in members for number in numbers_of.get(guess.view, ())})
+        spend(NUMBER_COST * len(numbers))
         explained.update(numbers)
         made.append(_diagnosis(cause, members, [result.findings[number] for number in numbers], dirty, views))
     made.sort(key=lambda one: -len(one.findings))

@@ -72,17 +72,20 @@ def scales_behind_all_data(state: Mapping[str, View], name: str) -> Proposal | N
     """Propose scales in their blocks, if a pool has all data first and all scales after the data."""
     storage = state[name].storage
     near = [view for view in state.values() if view.storage == storage and view.shape and view.num_elements]
-    for data in (view for view in near if view.role == "data"):
-        for scale in (view for view in near if view.role == "scale" and view.shape[0] == data.shape[0]):
-            data_page, scale_page = (_page_bytes(view) for view in (data, scale))
-            region = start_of(data) + data.shape[0] * data_page
-            if (steps_of(data)[0], steps_of(scale)[0], start_of(scale)) != (data_page, scale_page, region):
-                continue
-            page = data_page + scale_page
-            facts = {"start": start_of(scale), "belongs": start_of(data) + data_page, "taken": "pool",
-                     "itemsize": scale.itemsize, "cell": page}  # fmt: skip
-            return "scale_region", facts, [_placed(data, 0, page, start_of(data)),
-                                           _placed(scale, 0, page, start_of(data) + data_page)]  # fmt: skip
+    dense = [view for view in near if steps_of(view)[0] == _page_bytes(view)]
+    regions: dict[tuple[int, int], View] = {}  # scales by number of blocks and first byte
+    for scale in (view for view in dense if view.role == "scale"):
+        regions.setdefault((scale.shape[0], start_of(scale)), scale)
+    for data in (view for view in dense if view.role == "data"):
+        scale = regions.get((data.shape[0], start_of(data) + data.shape[0] * _page_bytes(data)))
+        if scale is None:
+            continue
+        data_page = _page_bytes(data)
+        page = data_page + _page_bytes(scale)
+        facts = {"start": start_of(scale), "belongs": start_of(data) + data_page, "taken": "pool",
+                 "itemsize": scale.itemsize, "cell": page}  # fmt: skip
+        return "scale_region", facts, [_placed(data, 0, page, start_of(data)),
+                                       _placed(scale, 0, page, start_of(data) + data_page)]  # fmt: skip
     return None
 
 

@@ -6,18 +6,28 @@ coefficients of an audit are strides in bytes, and an equation says that two ele
 All counts are exact. Numbers are 64-bit integers if every number that occurs fits, otherwise Python integers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import gcd, prod
 
 import numpy as np
 
-from kvviz.audit.byte_sets import BUDGET, TooMuchWorkError
+from kvviz.audit.budget import TooMuchWorkError, spend
+from kvviz.audit.byte_sets import BUDGET
 
 SAFE = 1 << 62
 """Numbers below this can be added and subtracted in 64 bits without overflow."""
 
+CHUNK = 1 << 16
+"""Cases that are held in memory at once."""
+
 PYTHON_COST = 16
 """Cost of a case that Python integers must solve, in cases of 64-bit integers. It counts towards the work limit."""
+
+STEP_COST = 32
+"""Work of one step in Python, in cases."""
+
+CALL_COST = 500
+"""Work of one call that lists a single case, in cases."""
 
 Dim = tuple[int, int]
 """A coefficient, in bytes, and the number n of values of its index: 0, 1, ..., n - 1."""
@@ -52,15 +62,35 @@ def count_solutions(dims: Sequence[Dim], target: int, budget: int = BUDGET) -> i
     if d > 0:
         target, d = target - (m - 1) * d, -d
     kind = _integer_type(2 * (high - low) + c - d, c, -d)
-    if prod(size for _, size in listed) * (PYTHON_COST if kind is object else 1) > budget:
+    work = prod(size for _, size in listed) * (PYTHON_COST if kind is object else 1)
+    if work > budget:
         raise TooMuchWorkError(
             f"comparing two views with {len(bound)} different strides needs more than {budget} cases, which is the "
             f"work limit; compare fewer indices at once"
         )
-    targets = np.array([target], kind)  # what the two longest dims must give, for each listed case
-    for step, size in listed:
-        targets = (targets[:, None] - np.arange(size, dtype=kind) * step).ravel()
-    return free * int(pair_solutions(targets, (c, n), (-d, m)).sum())
+    spend(CALL_COST + work)
+    found = 0
+    for targets in _differences(target, listed, kind):  # what the two longest dims must give, for each listed case
+        found += int(pair_solutions(targets, (c, n), (-d, m)).sum())
+    return free * found
+
+
+def _differences(target: int, dims: Sequence[Dim], kind: type, modulus: int = 0) -> Iterator[np.ndarray]:
+    """Yield ``target - sum(c * i)`` for all indices of the dims, :data:`CHUNK` values at a time.
+
+    Args:
+        kind: the type of the values: np.int64 or object.
+        modulus: if it is not 0, the values are remainders of the division by it.
+    """
+    total = prod(size for _, size in dims)
+    for first in range(0, total, CHUNK):
+        number = np.arange(first, min(first + CHUNK, total))
+        values = np.full(len(number), target, kind)
+        for step, size in dims:
+            number, index = np.divmod(number, size)
+            values = values - index.astype(kind) * step
+            values = values % modulus if modulus else values
+        yield values
 
 
 def pair_solutions(target: np.ndarray, first: Dim, second: Dim) -> np.ndarray:
@@ -121,6 +151,7 @@ def _count_cycles(dims: Sequence[Dim], short: Sequence[Dim], target: int, modulu
     This leaves a smaller problem: the other dims modulo g, counted once per cycle. The indices that are left have the
     same remainders as the first indices of a cycle. They become a short dim.
     """
+    spend(STEP_COST)
     if not dims:
         return _count_short(short, target, modulus, budget)
     (step, size), *others = dims
@@ -145,15 +176,16 @@ def _count_short(dims: Sequence[Dim], target: int, modulus: int, budget: int) ->
         return int(target % modulus == 0)
     *listed, (step, size) = dims
     kind = np.int64 if modulus * modulus < SAFE else object
-    remainders = np.array([target % modulus], kind)
-    for c, n in listed:
-        if len(remainders) * n * (PYTHON_COST if kind is object else 1) > budget:
-            raise TooMuchWorkError(
-                f"remainders modulo {modulus} over {len(dims)} strides need more than {budget} cases, which is the "
-                f"work limit; check fewer indices of the view at once"
-            )
-        remainders = (remainders[:, None] - np.arange(n, dtype=kind) * c).ravel() % modulus
+    work = prod(n for _, n in listed) * (PYTHON_COST if kind is object else 1)
+    if work > budget:
+        raise TooMuchWorkError(
+            f"remainders modulo {modulus} over {len(dims)} strides need more than {budget} cases, which is the "
+            f"work limit; check fewer indices of the view at once"
+        )
+    spend(CALL_COST + work)
     divisor = gcd(step, modulus)
-    cycle = modulus // divisor
-    x = remainders // divisor * pow(step // divisor, -1, cycle) % cycle
-    return int(((remainders % divisor == 0) & (x < size)).sum())
+    cycle, found = modulus // divisor, 0
+    for remainders in _differences(target % modulus, listed, kind, modulus):
+        x = remainders // divisor * pow(step // divisor, -1, cycle) % cycle
+        found += int(((remainders % divisor == 0) & (x < size)).sum())
+    return found

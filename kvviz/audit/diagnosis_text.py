@@ -5,6 +5,7 @@ A cache of 80 layers with one mistake takes at most 15 lines. ``kvviz audit -v``
 
 import textwrap
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from kvviz.audit.causes import CAUSES, UNKNOWN, Diagnosis
 from kvviz.audit.findings import ARROW, KINDS, Audit, Finding
@@ -43,7 +44,7 @@ def audit_text(
     if len(known) > len(shown):
         lines += ["", f"{counted(len(known) - len(shown), 'more cause')}: {option} prints all."]
     explained = {finding for one in known for finding in one.findings}
-    rest = in_order([finding for finding in result.findings if finding not in explained])
+    rest = in_order([finding for finding in result.judged if finding not in explained])
     if verbose:
         listed = [f"{number}. {finding}" for number, finding in enumerate(in_order(result.findings), 1)]
         lines += ["", *listed, ""] if listed else []
@@ -52,11 +53,23 @@ def audit_text(
         lines += [f"{counted(len(rest) - MOST_FINDINGS, 'more finding')}: {option} prints all."] * (
             len(rest) > MOST_FINDINGS
         )
+    lines += _row("open", *_not_judged(result, verbose, option))
     lines += _row("checked", "; ".join(result.checked) + ".")
     notes = result.notes if verbose else result.notes[:MOST_NOTES]
     lines += [line for note in notes for line in _row("note", note + ".")]
     left = len(result.notes) - len(notes)
     return "\n".join(lines + ([f"{counted(left, 'more note')}: {option} prints all."] if left else []))
+
+
+def _not_judged(result: Audit, verbose: bool, option: str) -> Iterator[str]:
+    """Yield a sentence for each check that took too much work. ``-v`` lists these checks with the findings."""
+    if verbose:
+        return
+    for finding in result.not_judged[:MOST_FINDINGS]:
+        yield f"{finding.kind} of {finding.names}: {finding.text}."
+    left = len(result.not_judged) - MOST_FINDINGS
+    if left > 0:
+        yield f"{counted(left, 'more check')} not judged: {option} prints all."
 
 
 def in_order(findings: Sequence[Finding]) -> list[Finding]:
@@ -67,8 +80,11 @@ def in_order(findings: Sequence[Finding]) -> list[Finding]:
 
 def verdict(result: Audit, diagnoses: Sequence[Diagnosis]) -> str:
     """Return the verdict in one sentence: clean, or how many causes explain how many findings."""
-    if result.clean:
+    if result.clean or not result.judged:
         return result.verdict
+    if result.not_judged:
+        rest = verdict(replace(result, findings=result.judged), diagnoses)
+        return f"{counted(len(result.not_judged), 'check')} not judged: too much work. The rest is {rest}"
     known, total = [one for one in diagnoses if one.cause != UNKNOWN], len(result.findings)
     if not known:
         return f"not clean: {counted(total, 'finding')}, and no known cause explains {'it' if total == 1 else 'them'}"

@@ -5,6 +5,9 @@ An index map says at which byte each index of a view has its element. Example: i
 apart, index 1 has its element at bytes [8, 12). So byte 10 belongs to index 1, and byte 13 to no index.
 """
 
+from contextlib import suppress
+
+from kvviz.audit.budget import TooMuchWorkError, spend
 from kvviz.audit.counting import count_solutions
 from kvviz.audit.findings import Place
 from kvviz.audit.view import View
@@ -12,10 +15,14 @@ from kvviz.audit.view import View
 MAX_STEPS = 100_000
 """Work limit of :func:`locate`, in search steps. After it the element counts as not found: a finding has no example."""
 
+STEP_COST, PLACE_COST = 10, 100
+"""Work of a search step, and of the record of one element, in units of the work limit."""
+
 
 def place(view: View, index: tuple[int, ...]) -> Place:
     """Return the record of one element: its index and its bytes."""
     start = view.start_of(index)
+    spend(PLACE_COST)
     return Place(view.name, index, view.where(index), start, start + view.itemsize)
 
 
@@ -64,7 +71,8 @@ def first_wrong(view: View, rightful: View) -> tuple[int, ...] | None:
 def locate(view: View, byte: int) -> tuple[int, ...] | None:
     """Return the index of the element that covers ``byte``: the first in index order, or None.
 
-    If elements of the view overlap, the search ends after :data:`MAX_STEPS` steps with None.
+    If elements of the view overlap, the search ends after :data:`MAX_STEPS` steps with None. It also ends with None
+    if the work limit is reached.
     """
     start, stop = view.span_bytes
     if view.num_elements == 0 or not start <= byte < stop:
@@ -78,7 +86,9 @@ def locate(view: View, byte: int) -> tuple[int, ...] | None:
     for step, size in zip(reversed(steps), reversed(sizes), strict=True):
         lows.append(lows[-1] + min(step, 0) * (size - 1))
         highs.append(highs[-1] + max(step, 0) * (size - 1))
-    found = _search(steps, sizes, lows[::-1], highs[::-1], byte - view.offset * view.itemsize)
+    found = None
+    with suppress(TooMuchWorkError):  # a finding keeps its counts, also if its example takes too much work
+        found = _search(steps, sizes, lows[::-1], highs[::-1], byte - view.offset * view.itemsize)
     if found is None:
         return None
     index = [0] * len(axes)
@@ -106,10 +116,11 @@ def _search(steps: list[int], sizes: list[int], lows: list[int], highs: list[int
         step, size = steps[axis], sizes[axis]
         low, high = lows[axis + 1], highs[axis + 1]
         first, last = 0, size - 1
-        if step:  # only indices near these two quotients can leave a distance between low and high
-            ends = sorted(((left - high) / step, (left - low) / step))
-            first, last = max(0, int(ends[0]) - 1), min(size - 1, int(ends[1]) + 1)
-        for i in range(min(last, first + MAX_STEPS), first - 1, -1):  # pushed last to first: the first is popped next
-            if low <= left - i * step <= high:
-                stack.append((axis + 1, left - i * step, [*chosen, i]))
+        if step:  # only these indices leave a distance between low and high
+            near, far = (left - high, left - low) if step > 0 else (low - left, high - left)
+            first, last = max(0, -(-near // abs(step))), min(size - 1, far // abs(step))
+        last = min(last, first + MAX_STEPS)
+        spend(STEP_COST * max(last - first + 2, 1))
+        for i in range(last, first - 1, -1):  # pushed last to first: the first is popped next
+            stack.append((axis + 1, left - i * step, [*chosen, i]))
     return None

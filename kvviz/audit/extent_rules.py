@@ -80,10 +80,7 @@ def _extent_guesses(
 def _same_start(extent: View, content: Sequence[View], around: Surroundings) -> str:
     """Return the name of another view with the start and width of the extent; empty if there is none."""
     names = {extent.name, *(one.name for one in content)}
-    mine = block_span(extent)
-    found = (one.name for one in around.views.values()
-             if one.name not in names and one.storage == extent.storage and block_span(one) == mine)  # fmt: skip
-    return next(found, "")
+    return next((name for name in around.same_span(extent) if name not in names), "")
 
 
 def _covering(extent: View, places: Sequence[View], start: int, owed: int, step: int) -> View:

@@ -3,9 +3,10 @@
 Each finding has a kind. :data:`KINDS` holds everything that text, pages and maps need to know about a kind.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from kvviz.audit.arguments import one_of
+from kvviz.audit.arguments import one_of, plain
 
 FRAME, ARROW, PLACE, NO_MAP = "frame", "arrow", "place", "no map"
 """How a map shows a finding: :class:`FindingKind` explains each word."""
@@ -81,6 +82,11 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
+def cost_of_names(names: Iterable[str]) -> int:
+    """Return the work of keeping these names in a finding. Texts, JSON files and pages print them later."""
+    return sum(16 + 4 * len(name) for name in names)
+
+
 @dataclass(frozen=True)
 class Place:
     """One element of one view, and its byte range ``[start_bytes, stop_bytes)`` in the storage."""
@@ -90,6 +96,10 @@ class Place:
     text: str
     start_bytes: int
     stop_bytes: int
+
+    def __post_init__(self) -> None:
+        for name in ("index", "start_bytes", "stop_bytes"):
+            object.__setattr__(self, name, plain(getattr(self, name)))
 
     def __str__(self) -> str:
         return f"{self.text} at bytes [{self.start_bytes}, {self.stop_bytes})"
@@ -112,6 +122,7 @@ class Finding:
         readers: names of those ``views`` of a collision that are only read. The other views write.
         severity: ``error`` or ``warning`` (legal but slow). Default: the severity of the kind.
         text: an explanation of the numbers, if the kind does not explain them.
+        judged: False if the work limit was reached before these views were judged. Then the finding says only that.
 
     Raises:
         ValueError: the kind is not in :data:`KINDS`.
@@ -127,9 +138,12 @@ class Finding:
     severity: str = ""
     text: str = ""
     readers: tuple[str, ...] = ()
+    judged: bool = True
 
     def __post_init__(self) -> None:
         kind = get_kind(self.kind)
+        for name in ("views", "elements", "bytes", "example", "hits", "readers"):
+            object.__setattr__(self, name, plain(getattr(self, name)))
         object.__setattr__(self, "severity", self.severity or kind.severity)
 
     @property
@@ -141,7 +155,9 @@ class Finding:
         counts = [counted(self.elements, "element")] if self.elements is not None else []
         counts += [counted(self.bytes, "byte")] if self.bytes is not None else []
         warning = " (warning)" if self.severity == "warning" else ""
-        lines = [f"{self.kind}{warning}: {self._names()}: {', '.join(counts) or 'not counted'} of {self.storage}"]
+        if not self.judged:
+            return f"{self.kind} (not judged): {self.names} of {self.storage}\n  {self.text}"
+        lines = [f"{self.kind}{warning}: {self.names}: {', '.join(counts) or 'not counted'} of {self.storage}"]
         lines += [f"  {self.text}"] if self.text else []
         if self.drawing == ARROW and len(self.example) > 1:
             lines += [f"  {label}: {place}" for label, place in zip(ARROW_LABELS, self.example, strict=False)]
@@ -152,7 +168,8 @@ class Finding:
         lines += [f"  lands on {len(rest)} more: {sum(count for _, count in rest)}"] if rest else []
         return "\n".join(lines)
 
-    def _names(self) -> str:
+    @property
+    def names(self) -> str:
         """Return the names of the views; of more than :data:`MOST_NAMES` only the first two and the last."""
         if len(self.views) <= MOST_NAMES:
             return ", ".join(self.views)
@@ -175,13 +192,27 @@ class Audit:
 
     @property
     def clean(self) -> bool:
-        """Return True if there is no error. Warnings (legal but slow) may remain."""
-        return all(finding.severity == "warning" for finding in self.findings)
+        """Return True if all was judged, and there is no error. Warnings (legal but slow) may remain."""
+        return all(finding.severity == "warning" and finding.judged for finding in self.findings)
+
+    @property
+    def not_judged(self) -> tuple[Finding, ...]:
+        """Return one finding for each claim or view that was not judged, because it is too much work."""
+        return tuple(finding for finding in self.findings if not finding.judged)
+
+    @property
+    def judged(self) -> tuple[Finding, ...]:
+        """Return the findings about bytes and numbers: all but :attr:`not_judged`."""
+        return tuple(finding for finding in self.findings if finding.judged)
 
     @property
     def verdict(self) -> str:
         """Return the result in one or two sentences: clean, or the number of errors and warnings."""
-        warnings = sum(finding.severity == "warning" for finding in self.findings)
+        warnings = sum(finding.severity == "warning" for finding in self.judged)
+        if self.not_judged:
+            checks = counted(len(self.not_judged), "check")
+            errors = counted(len(self.judged) - warnings, "error")
+            return f"not all judged: {checks} would take too much work; {errors} in the rest"
         if self.clean and not warnings:
             return LOOK_ELSEWHERE
         if self.clean:

@@ -67,6 +67,17 @@ class Surroundings:
         families = self._families.items()
         return {key: sorted({start_of(self.place(one.name)) for one in family}) for key, family in families}
 
+    @cached_property
+    def _at_span(self) -> dict[tuple, list[str]]:
+        found: dict[tuple, list[str]] = {}
+        for view in self.views.values():
+            found.setdefault((view.storage, block_span(view)), []).append(view.name)
+        return found
+
+    def same_span(self, view: View) -> list[str]:
+        """Return the names of all views that use the same bytes of block 0, from the first to the last byte."""
+        return self._at_span.get((view.storage, block_span(view)), [])
+
     def family(self, name: str) -> list[View]:
         """Return the family of the view of that name, the lowest number first."""
         return self._families[family_of(name), self.views[name].storage]

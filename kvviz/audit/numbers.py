@@ -11,7 +11,8 @@ from math import gcd, prod
 import numpy as np
 
 from kvviz.audit.arguments import one_of
-from kvviz.audit.byte_sets import Dims, TooMuchWorkError, byte_sets, merge_dims, nested_parts, normal_dims
+from kvviz.audit.budget import TooMuchWorkError
+from kvviz.audit.byte_sets import Dims, byte_sets, merge_dims, nested_parts, normal_dims
 from kvviz.audit.claims import Addressed, Aligned, Declared, Maps
 from kvviz.audit.counting import count_congruent
 from kvviz.audit.elements import locate, place

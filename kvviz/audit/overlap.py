@@ -15,19 +15,11 @@ from math import gcd
 
 import numpy as np
 
-from kvviz.audit.byte_sets import (
-    BUDGET,
-    Pattern,
-    TooMuchWorkError,
-    byte_range,
-    byte_sets,
-    byte_sets_of_all,
-    geometry,
-    normal_dims,
-)
+from kvviz.audit.budget import TooMuchWorkError, spend
+from kvviz.audit.byte_sets import BUDGET, Pattern, byte_range, byte_sets, byte_sets_of_all, geometry, normal_dims
 from kvviz.audit.counting import pair_solutions
 from kvviz.audit.elements import place_of_byte
-from kvviz.audit.findings import Finding, counted
+from kvviz.audit.findings import Finding, cost_of_names, counted
 from kvviz.audit.sweep import VISIT_COST, Region, Sweep
 from kvviz.audit.view import View
 
@@ -52,19 +44,13 @@ EASY_WORK, HARD_WORK = 1 << 6, 1 << 14
 MAX_HARD_PAIRS = 64
 """Pairs of views for which one claim makes the second attempt. For further pairs, overlap stays possible."""
 
-SELF_OVERLAP_SET_COST = 1 << 9
-"""Cost of each byte set of a view with overlapping elements, in byte ranges. All views of an audit share one BUDGET."""
-
-SELF_OVERLAP_REFUSED_COST = 1 << 18
-"""Cost of a view that is refused because it needs too many byte sets, in byte ranges. It counts towards BUDGET."""
-
 NOT_COUNTED = (
     "these views overlap, but the shared bytes were not counted: their strides have no short common period, and the "
     "work limit is reached; claim fewer views at once"
 )
 MAY_OVERLAP = (
-    "these views may overlap: it was not decided, because their strides have no short common period and the work "
-    "limit is reached; claim fewer views at once"
+    "not judged: these views may overlap; their strides have no short common period, and the work limit is reached; "
+    "claim fewer views at once"
 )
 PAIRS_LEFT = (
     "not judged: the strides have no short common period, and only the first {} pairs of views were compared, "
@@ -90,34 +76,22 @@ def out_of_bounds(view: View) -> Iterator[Finding]:
 
 
 class SelfOverlaps:
-    """Counts bytes that two elements of one view share. All views of an audit share one work limit."""
+    """Counts bytes that two elements of one view share. Views that differ only in their offset are counted once."""
 
     def __init__(self) -> None:
-        self._left = BUDGET
         self._known: dict[tuple, tuple[int, int, int]] = {}  # by geometry without the offset
 
     def count(self, view: View) -> tuple[int, int, int]:
         """Return how many elements and how many bytes overlap, and the distance from the view's first byte to them.
 
         Raises:
-            TooMuchWorkError: the work limit is reached.
+            TooMuchWorkError: a work limit is reached.
         """
         start, dims = normal_dims(view)
         key = (tuple(dims), view.itemsize, view.num_elements)
         if key not in self._known:
-            if self._left <= 0:
-                raise TooMuchWorkError(
-                    f"the views before this one have used the work limit of {BUDGET} byte ranges; audit this view alone"
-                )
-            work = SELF_OVERLAP_REFUSED_COST
-            try:
-                sets = byte_sets(view)
-                sweep = Sweep([[one] for one in sets], [view.itemsize] * len(sets), budget=self._left)
-                work = len(sets) * SELF_OVERLAP_SET_COST
-                regions = sweep.regions()
-                work += sweep.work
-            finally:
-                self._left -= work
+            sets = byte_sets(view)
+            regions = Sweep([[one] for one in sets], [view.itemsize] * len(sets)).regions()
             first = min((region.first for region in regions), default=start) - start
             self._known[key] = (sum(sum(r.elements) for r in regions), sum(r.bytes for r in regions), first)
         return self._known[key]
@@ -135,8 +109,8 @@ def self_overlap(view: View, lookup) -> Iterator[Finding]:
     try:
         elements, bytes_, first = lookup.self_overlaps.count(view)
     except TooMuchWorkError as error:
-        text = f"elements of this view may overlap; this was not counted: {error}"
-        yield Finding("self_overlap", names, storage, None, None, text=text)
+        text = f"not judged: elements of this view may overlap; {error}"
+        yield Finding("self_overlap", names, storage, None, None, text=text, judged=False)
         return
     if bytes_:
         start, _ = view.span_bytes
@@ -235,13 +209,19 @@ def _collision(region: Region, groups: Sequence[Sequence[View]], order: dict[str
 
 
 def _of_writers_and_readers(
-    members: Sequence[View], elements: int | None, bytes_: int | None, example: tuple = (), text: str = ""
+    members: Sequence[View],
+    elements: int | None,
+    bytes_: int | None,
+    example: tuple = (),
+    text: str = "",
+    judged: bool = True,
 ) -> Finding:
     """Return the finding of a collision, with the names of those views that are only read."""
     names, storage = tuple(view.name for view in members), members[0].storage.name
+    spend(cost_of_names(names))
     readers = tuple(view.name for view in members if view.read_only)
     said = "; ".join(filter(None, (text, readers_text(readers, len(members)))))
-    return Finding("collision", names, storage, elements, bytes_, example, text=said, readers=readers)
+    return Finding("collision", names, storage, elements, bytes_, example, text=said, readers=readers, judged=judged)
 
 
 def shared_bytes(a: Pattern, b: Pattern, budget: int = BUDGET) -> int:
@@ -268,6 +248,7 @@ def shared_bytes(a: Pattern, b: Pattern, budget: int = BUDGET) -> int:
         raise TooMuchWorkError(
             f"{pairs} pairs of byte ranges with {num_distances} distances each exceed the work limit of {budget}"
         )
+    spend(pairs * num_distances)
     first_copies = (a.base + a.starts)[:, None] - (b.base + b.starts)
     lowest = -a.width + 1 + (first_copies + a.width - 1) % divisor
     distances = lowest[..., None] + np.arange(num_distances, dtype=np.int64) * divisor
@@ -304,11 +285,12 @@ def _collisions_by_pair(groups: Sequence[Sequence[View]]) -> Iterator[Finding]:
         if bytes_ != 0:
             text = "" if bytes_ is not None else NOT_COUNTED if overlap else MAY_OVERLAP
             views = (*groups[one], *groups[other])
-            yield _of_writers_and_readers(views, None, bytes_, text=text)
+            yield _of_writers_and_readers(views, None, bytes_, text=text, judged=bool(overlap or bytes_))
     if left:
         views = [view for number in left for view in groups[number]]
         text = PAIRS_LEFT.format(MAX_PAIRS)
-        yield Finding("collision", tuple(v.name for v in views), views[0].storage.name, None, None, text=text)
+        names = tuple(v.name for v in views)
+        yield Finding("collision", names, views[0].storage.name, None, None, text=text, judged=False)
 
 
 def _close_pairs(views: Sequence[View]) -> tuple[list[tuple[int, int]], list[int]]:
@@ -361,6 +343,7 @@ class _AddressesOnly:
 
 def _overlap(a: np.ndarray, b: np.ndarray, work: int) -> bool | None:
     """Return True or False: do two arrays share a byte? Return None if numpy gives up after ``work`` candidates."""
+    spend(VISIT_COST + work)
     try:
         return bool(np.shares_memory(a, b, max_work=work))
     except (np.exceptions.TooHardError, ValueError, OverflowError):

@@ -12,18 +12,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from kvviz.audit.byte_sets import (
-    BUDGET,
-    ByteSet,
-    TooMuchWorkError,
-    byte_range,
-    byte_sets_of_all,
-    geometry,
-    normal_dims,
-    start_sets,
-)
+from kvviz.audit.budget import TooMuchWorkError, spend
+from kvviz.audit.byte_sets import BUDGET, ByteSet, byte_range, byte_sets_of_all, geometry, normal_dims, start_sets
 from kvviz.audit.elements import first_wrong, place, place_of_byte, same_places
-from kvviz.audit.findings import Finding, Place
+from kvviz.audit.findings import Finding, Place, cost_of_names
 from kvviz.audit.overlap import SelfOverlaps
 from kvviz.audit.rightful import RightfulPlaces
 from kvviz.audit.sweep import VISIT_COST, Sweep
@@ -58,7 +50,7 @@ class OwnerLookup:
         self._own_names, self._bytewise = places.own_names, places.bytewise
         self.parts: dict = {}
         self.self_overlaps = SelfOverlaps()
-        self._work_left = BUDGET
+        self._work_left = BUDGET  # for hits of single views, so that counts of hits leave work for later claims
         self._owners: dict[str, list[View]] = {}  # by storage; data last, because the last owner of a byte is taken
         for owner in sorted(
             (owner for owner in places.owners if owner.num_elements), key=lambda view: view.role == "data"
@@ -97,14 +89,19 @@ class OwnerLookup:
     def place(self, byte: int, storage: str) -> tuple[Place, ...]:
         """Return the owner's element at a byte, as a tuple of one, or () if no view owns the byte."""
         if (byte, storage) not in self._places:
-            owners = self._owners.get(storage, ())
-            if storage not in self._owner_spans:
-                spans = np.array([owner.span_bytes for owner in owners], np.int64).reshape(-1, 2)
-                self._owner_spans[storage] = spans
-            low, high = self._owner_spans[storage].T
-            near = (owners[number] for number in np.flatnonzero((low <= byte) & (byte < high))[::-1].tolist())
-            self._places[byte, storage] = next((found for owner in near if (found := self._element(owner, byte))), ())
+            self._places[byte, storage] = self._place(byte, storage)
         return self._places[byte, storage]
+
+    def _place(self, byte: int, storage: str) -> tuple[Place, ...]:
+        """Return :meth:`place` without keeping the answer in memory."""
+        owners = self._owners.get(storage, ())
+        spend(VISIT_COST + len(owners) // 8)
+        if storage not in self._owner_spans:
+            spans = np.array([owner.span_bytes for owner in owners], np.int64).reshape(-1, 2)
+            self._owner_spans[storage] = spans
+        low, high = self._owner_spans[storage].T
+        near = (owners[number] for number in np.flatnonzero((low <= byte) & (byte < high))[::-1].tolist())
+        return next((found for owner in near if (found := self._element(owner, byte))), ())
 
     def _element(self, owner: View, byte: int) -> tuple[Place, ...]:
         """Return the owner's element at a byte. If the owner counts bytes, return the whole element of this byte."""
@@ -119,13 +116,14 @@ class OwnerLookup:
         """Count the misplaced elements of ``view`` by the owner of their first byte, the largest count first.
 
         Raises:
-            TooMuchWorkError: the work limit of the audit is reached.
+            TooMuchWorkError: a work limit is reached.
         """
         counts, right = Counter(self._hits_of_all(view)), self.num_right(view, rightful)
         if right:
             counts -= self._hits_of_right(view, rightful, right)
         own = self._own_names[view.name]
         named = {f"{w}, at another index" if w == own else w: n for w, n in counts.items() if n}
+        spend(cost_of_names(named))
         return tuple(sorted(named.items(), key=lambda item: (-item[1], item[0])))
 
     def _hits_of_right(self, view: View, rightful: View, right: int) -> Counter:
@@ -141,14 +139,19 @@ class OwnerLookup:
                 f"the rightful place of {rightful.name} has {len(owners)} owners, and its {view.num_elements} elements "
                 f"are too many to list (at most {MAX_LISTED})"
             )
-        starts = view.starts.ravel()
-        return Counter(self._owner_name(int(byte), view) for byte in starts[starts == rightful.starts.ravel()])
+        spend(2 * view.num_elements)
+        starts = view.list_starts().ravel()
+        bytes_, times = np.unique(starts[starts == rightful.list_starts().ravel()], return_counts=True)
+        owner_of: Counter = Counter()
+        for byte, count in zip(bytes_.tolist(), times.tolist(), strict=True):
+            owner_of[self._owner_name(byte, view)] += count
+        return owner_of
 
     def _owner_name(self, byte: int, view: View) -> str:
         """Return the name of the owner of a byte in the storage of ``view``."""
         if not 0 <= byte < view.storage.nbytes:
             return OUTSIDE
-        found = self.place(byte, view.storage.name)
+        found = self._place(byte, view.storage.name)
         return found[0].view if found else PADDING
 
     def _hits_of_all(self, view: View) -> dict[str, int]:
@@ -165,14 +168,13 @@ class OwnerLookup:
         if key not in self._hit_counts:
             if self._work_left <= 0:
                 raise TooMuchWorkError(
-                    f"the views before this one have used the work limit of {BUDGET} byte ranges; "
-                    f"check the place of this view alone"
+                    f"the views before this one have used the {BUDGET:,} byte ranges for owners; check the place of "
+                    f"this view alone"
                 )
             self._count_hits(storage, {key: view})
-        names = (OUTSIDE, PADDING, *(owner.name for owner in owners))
         counts = Counter()
         for number, count in self._hit_counts[key].items():
-            counts[names[number]] += count
+            counts[owners[number - 2].name if number > 1 else (OUTSIDE, PADDING)[number]] += count
         return counts
 
     def _hit_key(self, view: View) -> tuple:
@@ -259,8 +261,9 @@ def _first_wrong(view: View, rightful: View) -> tuple[int, ...]:
     """Return the index of the lowest misplaced element."""
     if view.nested or view.num_elements > MAX_LISTED:
         return first_wrong(view, rightful)
-    starts = view.starts.ravel()
-    wrong = np.flatnonzero(starts != rightful.starts.ravel())
+    spend(2 * view.num_elements)
+    starts = view.list_starts().ravel()
+    wrong = np.flatnonzero(starts != rightful.list_starts().ravel())
     return view.index(int(wrong[np.argmin(starts[wrong])]))
 
 
@@ -270,9 +273,13 @@ def _wrong_bytes(view: View, rightful: View, wrong: int) -> int | None:
         return wrong * view.itemsize
     if view.num_elements > MAX_LISTED:
         return None
-    starts = view.starts.ravel()
-    selected = starts != rightful.starts.ravel() if view.storage == rightful.storage else slice(None)
-    return len(np.unique(view.bytes_of(starts[selected])))
+    spend(2 * view.num_elements)
+    starts = view.list_starts().ravel()
+    if view.storage == rightful.storage:
+        starts = starts[starts != rightful.list_starts().ravel()]
+    # All elements have one size. So a sorted element adds its bytes up to the start of the next element.
+    starts = np.unique(starts)
+    return int(np.minimum(np.diff(starts), view.itemsize).sum()) + view.itemsize
 
 
 def _compare_starts(view: View, rightful: View) -> bool:

@@ -15,7 +15,8 @@ from math import lcm
 
 import numpy as np
 
-from kvviz.audit.byte_sets import BUDGET, ByteSet, Pattern, TooMuchWorkError, byte_range
+from kvviz.audit.budget import TooMuchWorkError, spend
+from kvviz.audit.byte_sets import BUDGET, PATTERN_COST, ByteSet, Pattern, byte_range
 
 WORD_BITS = 62
 """Byte sets per word of a bit mask. A word is an int64, and 62 bits keep it positive."""
@@ -31,6 +32,9 @@ VISIT_COST = 64
 
 MEMBER_COST = 4
 """Cost of each byte set of a combination that covers an interval, in byte ranges. It counts towards the work limit."""
+
+COMBINATION_COST = 32
+"""Cost of a combination of byte sets that covers an interval, in byte ranges. It counts towards the work limit."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +90,7 @@ class Sweep:
         owners: the byte sets of each owner, as :func:`kvviz.audit.byte_sets.byte_sets` returns them.
         itemsizes: bytes of an element of each owner; elements start at multiples of this number. Default 1.
         weights: how many claimants each owner stands for. Default 1; more if several views have equal geometry.
-        budget: work limit, in byte ranges.
+        budget: work limit of this sweep, in byte ranges. It limits the memory. The audit has a limit of its own.
 
     Attributes:
         owner_of: the number of the owner of each byte set. Byte sets are numbered owner by owner.
@@ -94,7 +98,8 @@ class Sweep:
         work: work done until now, in byte ranges.
 
     Raises:
-        TooMuchWorkError: by :meth:`intervals` and :meth:`regions`, if they need more work than ``budget``.
+        TooMuchWorkError: by :meth:`intervals` and :meth:`regions`, if they need more work than ``budget``, or more
+            than the audit has left.
     """
 
     def __init__(
@@ -106,6 +111,7 @@ class Sweep:
     ) -> None:
         self.owner_of = [number for number, sets in enumerate(owners) for _ in sets]
         self.work = 0
+        spend(2 * PATTERN_COST * sum(_num_listed(byte_set) for sets in owners for byte_set in sets))
         self._sets = [_list_ranges(byte_set) for sets in owners for byte_set in sets]
         self._patterns = [pattern for byte_set in self._sets for pattern in byte_set]
         self._low = np.array([min((p.base for p in byte_set), default=0) for byte_set in self._sets], np.int64)
@@ -139,10 +145,12 @@ class Sweep:
             combinations: positions of the combinations whose intervals count.
         """
         positions: dict[int, list[int]] = {}  # of the combinations in which each byte set of the owner occurs
+        self._spend(sum(len(table.combinations[position]) for position in combinations))
         for position in combinations:
             for number in table.combinations[position]:
                 if self.owner_of[number] == owner:
                     positions.setdefault(number, []).append(position)
+        self._spend((len(table.starts) + VISIT_COST) * len(positions))
         one_group = np.zeros(1, np.int64)
         count = 0
         for here in map(table.covered_by, positions.values()):
@@ -187,6 +195,7 @@ class Sweep:
 
     def _sets_in(self, start: int) -> np.ndarray:
         """Return the numbers of the byte sets that may have bytes in the period from ``start``."""
+        self._spend(VISIT_COST + len(self._low) // WORD_BITS)
         here = np.flatnonzero((self._low < start + self.period) & (self._high > start))
         self._spend(len(here))
         return here
@@ -198,6 +207,7 @@ class Sweep:
                 f"counting these bytes needs more than {self._budget} byte ranges, which is the work limit; "
                 f"audit fewer views or fewer blocks at once"
             )
+        spend(ranges)
         self.work += ranges
 
     def _copies(self, byte_set: ByteSet, start: int) -> list[tuple[Pattern, int, int]]:
@@ -238,10 +248,11 @@ class Sweep:
         picked = np.flatnonzero((claimants >= least) & (sizes > 0))
         if not len(picked):
             return None
-        self._spend(len(picked) * (len(here) // WORD_BITS))
+        words = len(here) // WORD_BITS
+        self._spend(len(picked) * words + len(cuts) * words // 8)
         set_of_cut = np.repeat(np.arange(len(here) * 2) % len(here), lengths * 2)[order]
         masks, combination = distinct_rows(covering_masks(set_of_cut, len(here), picked))
-        self._spend(int(np.bitwise_count(masks).sum()) * MEMBER_COST)
+        self._spend(int(np.bitwise_count(masks).sum()) * MEMBER_COST + len(masks) * COMBINATION_COST)
         combinations = [tuple(here[list(set_bits(mask))].tolist()) for mask in masks]
         return Intervals(periods, cuts[picked], sizes[picked], combinations, combination)
 
@@ -259,7 +270,9 @@ class Sweep:
         table = table.at(order)  # group by group, and by address in each group
         bounds = np.searchsorted(groups[order], np.arange(len(positions) + 1))
         totals = np.add.reduceat(table.sizes, bounds[:-1]).tolist()
-        touched = {n: touched_elements(table.starts, table.sizes, n, bounds[:-1]) for n in set(self._itemsizes)}
+        itemsizes = set(self._itemsizes)
+        self._spend((len(table.starts) + VISIT_COST) * (len(itemsizes) - 1))
+        touched = {n: touched_elements(table.starts, table.sizes, n, bounds[:-1]) for n in itemsizes}
         for group, (owners, of_group) in enumerate(positions.items()):
             if sum(self._weights[owner] for owner in owners) < least:
                 continue
@@ -279,9 +292,15 @@ def _joined(a: Region, b: Region) -> Region:
     return Region(a.members, a.bytes + b.bytes, min(a.first, b.first), elements)
 
 
+def _num_listed(byte_set: ByteSet) -> int:
+    """Return the number of patterns that :func:`_list_ranges` returns."""
+    ranges = sum(p.num_ranges for p in byte_set)
+    return len(byte_set) if ranges > FEW_SET_RANGES else ranges
+
+
 def _list_ranges(byte_set: ByteSet) -> ByteSet:
     """Return a byte set of few ranges as single ranges, and any other byte set as it is."""
-    if sum(p.num_ranges for p in byte_set) > FEW_SET_RANGES:
+    if _num_listed(byte_set) == len(byte_set):
         return byte_set
     ranges = (
         (p.base + copy * p.step + start, p.width)

@@ -175,6 +175,10 @@ class View:
         Raises:
             ValueError: the view has more than :data:`MAX_ELEMENTS` elements.
         """
+        return self.list_starts()
+
+    def list_starts(self) -> np.ndarray:
+        """Return :attr:`starts` without keeping them in memory."""
         if self.num_elements > MAX_ELEMENTS:
             raise ValueError(f"{self.name}: {self.num_elements} elements are too many to list (at most {MAX_ELEMENTS})")
         starts = np.full(self.shape, self.offset * self.itemsize, np.int64)

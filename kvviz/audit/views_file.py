@@ -20,6 +20,7 @@ A file holds geometry only, and no data of any tensor. Reading a file needs neit
 import json
 import os
 import re
+import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -102,8 +103,9 @@ def read(path: str | os.PathLike) -> ViewsFile:
 
     Raises:
         ViewsFileError: the file has more than :data:`MAX_FILE_BYTES` (then it is not read), or breaks the format.
-        OSError: the file cannot be opened.
+        OSError: the file cannot be opened, or it is a folder or a named pipe. A named pipe could wait for ever.
     """
+    _check_regular(Path(path))
     with Path(path).open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         data = file.read(MAX_FILE_BYTES + 1) if size <= MAX_FILE_BYTES else b""
@@ -117,6 +119,16 @@ def read(path: str | os.PathLike) -> ViewsFile:
         raise ViewsFileError(f"the file is not UTF-8 text: see byte {error.start}") from None
     del data  # so that bytes and text of a large file do not both stay in memory
     return load(text)
+
+
+def _check_regular(path: Path) -> None:
+    """Raise an OSError if a path leads to a folder or a named pipe. ``/dev/stdin`` and ``/dev/fd/63`` may be pipes."""
+    mode = path.stat().st_mode if path.exists() else stat.S_IFREG  # opening the file gives the error then
+    if stat.S_ISDIR(mode):
+        raise OSError(f"{path} is a folder: give the path of a views file")
+    opened = path.parent == Path("/dev/fd") or path in (Path("/dev/stdin"), Path("/proc/self/fd/0"))
+    if (stat.S_ISFIFO(mode) and not opened) or stat.S_ISSOCK(mode):
+        raise OSError(f"{path} is not a regular file: give the path of a views file")
 
 
 def load(text: str) -> ViewsFile:
@@ -215,7 +227,7 @@ def dump(file: ViewsFile) -> str:
     return ",\n".join([head, *parts]) + "}\n"
 
 
-def _lines(entries: Sequence[dict]) -> str:
+def _lines(entries: Sequence[dict | str]) -> str:
     return ",".join("\n  " + json.dumps(entry) for entry in entries)
 
 
@@ -302,8 +314,11 @@ def findings_json(result: Audit, diagnoses: Sequence[Diagnosis] = (), empty: boo
     """
     positions = {finding: number for number, finding in enumerate(result.findings)}
     head = {"format": FINDINGS_FORMAT, "version": FINDINGS_VERSION, "clean": result.clean and not empty, "empty": empty}
+    head["all_judged"] = not result.not_judged
     made = {"diagnoses": [_diagnosis_record(one, positions) for one in diagnoses]}
-    return json.dumps(head | made | asdict(result), indent=1, default=int) + "\n"
+    found = {"findings": list(map(asdict, result.findings)), "checked": result.checked, "notes": result.notes}
+    lists = [f"{json.dumps(name)}: [{_lines(entries)}]" for name, entries in (made | found).items()]
+    return json.dumps(head)[:-1] + ",\n" + ",\n".join(lists) + "}\n"
 
 
 def _diagnosis_record(one: Diagnosis, positions: Mapping[Finding, int]) -> dict:

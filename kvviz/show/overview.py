@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvviz.audit.byte_sets import ByteSet, Pattern, TooMuchWorkError, byte_sets
+from kvviz.audit.budget import TooMuchWorkError
+from kvviz.audit.byte_sets import ByteSet, Pattern, byte_sets
 from kvviz.audit.view import View
 from kvviz.show.byte_map import ByteMap
 from kvviz.show.describe import hue_key

