@@ -9,6 +9,7 @@ from functools import cache
 from html import escape
 from importlib.resources import files
 
+from kvviz.audit.budget import limited
 from kvviz.audit.causes import CAUSES, UNKNOWN, Diagnosis, diagnose
 from kvviz.audit.claims import Claim
 from kvviz.audit.diagnosis_text import EMPTY, first_place, in_order, proof_of, verdict
@@ -43,15 +44,28 @@ def render_html(
         lessons: addresses of the lessons, by the number of the notebook: ``{"04": "reports/04_root_cause.html"}``. A
             lesson without an address is named without a link.
     """
-    name = clipped(f"kvviz audit{': ' + title if title else ''}")
     diagnoses = diagnose(views, claims, result) if diagnoses is None else diagnoses
+    with limited():
+        return _page(result, views, claims, title, diagnoses, lessons or {})
+
+
+def _page(
+    result: Audit,
+    views: Sequence[View],
+    claims: Sequence[Claim],
+    title: str,
+    diagnoses: Sequence[Diagnosis],
+    lessons: Mapping[str, str],
+) -> str:
+    """Return the page. A picture that would exceed the limit of work that holds is left out, and the page says so."""
+    name = clipped(f"kvviz audit{': ' + title if title else ''}")
     shown = diagnoses or _undiagnosed(result, views)
     repaired = {view.name: view for one in diagnoses for view in one.repaired}
     proof = proof_of(diagnoses)
     parts = [_head(result, views, diagnoses, name)]
     for number, one in enumerate(shown[:MOST_CAUSES], 1):
         figure = _figure(one, views, claims, repaired)
-        parts.append(_section(number if len(shown) > 1 else 0, one, figure, proof, lessons or {}))
+        parts.append(_section(number if len(shown) > 1 else 0, one, figure, proof, lessons))
     parts.append(_more(len(shown) - MOST_CAUSES, "more cause"))
     parts += [_findings(result.findings)] if result.findings else []
     parts.append(_judged(result, views, claims))

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from kvviz.audit.budget import spend
 from kvviz.audit.view import Storage, View
 from kvviz.cache.modes import get_mode
 
@@ -284,6 +285,7 @@ def _write_cells(row: np.ndarray, starts: np.ndarray, cells: np.ndarray, itemsiz
     The loop runs over the bytes of an element, over the bytes of the window, or over the elements. The function takes
     the shortest of these three loops.
     """
+    spend(len(starts) * min(itemsize, len(row)))
     if itemsize <= min(len(row), len(starts)):
         for byte in range(itemsize):
             at = starts + byte
@@ -343,6 +345,7 @@ def _axes_by_step(view: View) -> list[tuple[int, int, int, int]]:
 
 
 def _check_few(view: View, count: int, most: int) -> None:
+    spend(count)
     if count > most:
         raise ValueError(
             f"{view.name!r} has {count} elements in the window, more than the limit of {most}: give a smaller window"
