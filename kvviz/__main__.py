@@ -224,6 +224,7 @@ def _diagnoses(given: "ViewsFile", result: "Audit") -> tuple:
 
 def _compare(options: argparse.Namespace) -> int:
     from kvviz.audit import compare, rank_bytes, transfer_file, views_file
+    from kvviz.audit.byte_sets import TooMuchWorkError
 
     inputs = {"A.json": options.sender, "B.json": options.receiver, "--transfer": options.transfer}
     for name, path in inputs.items():
@@ -236,7 +237,7 @@ def _compare(options: argparse.Namespace) -> int:
         transfer = compare.default_transfer(rank_bytes.Rank(sent), rank_bytes.Rank(received))
     try:
         result = compare.compare(transfer)
-    except rank_bytes.TooMuchWorkError as error:
+    except TooMuchWorkError as error:
         print(f"kvviz compare: not judged: {error}", file=sys.stderr)
         return NOT_ALL_JUDGED
     _print(str(result))

@@ -10,7 +10,6 @@ project of the environment, so it imports the audit only when a test needs it.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,7 +65,6 @@ class Layout:
 
     def __init__(self) -> None:
         self._tensors: dict[str, Any] = {}
-        self._axes: dict[str, tuple[str, ...]] = {}
         self._overlapping: set[str] = set()
         self._claims: list[Claim] = []
         self.checked = True
@@ -76,7 +74,8 @@ class Layout:
 
         Args:
             tensors: torch tensors or numpy arrays.
-            axes: names of the first axes, for messages, for example ``("block", "token", "head")``.
+            axes: names of the axes, for messages, for example ``("block", "token", "head", "element")``. A tensor with
+                fewer axes takes the first names.
             overlap: True if these tensors may lie over other tensors, for example the bytes that a copy takes.
 
         Raises:
@@ -84,8 +83,9 @@ class Layout:
         """
         if double := sorted(self._tensors.keys() & tensors):
             raise ValueError(f"the name {double[0]!r} was added before; give each tensor a name of its own")
-        self._tensors |= tensors
-        self._axes |= dict.fromkeys(tensors, tuple(axes))
+        for name, tensor in tensors.items():
+            names = tuple(axes)[: len(getattr(tensor, "shape", ()))]
+            self._tensors[name] = (tensor, names) if names else tensor
         self._overlapping |= set(tensors if overlap else ())
         self.checked = False
 
@@ -99,17 +99,10 @@ class Layout:
         __tracebackhide__ = True
         from kvviz.audit.collect import usual_claims, views_of
 
-        views = [self._with_axes(view) for view in views_of(self._tensors)]
+        views = views_of(self._tensors)
         self.checked = True
         owners = [view for view in views if view.name not in self._overlapping]
         return assert_layout(views, [*usual_claims(owners), *self._claims])
-
-    def _with_axes(self, view: "View") -> "View":
-        given = self._axes.get(view.name, ())
-        if view.axes or not given:
-            return view
-        rest = (f"axis {number}" for number in range(len(given), len(view.shape)))
-        return replace(view, axes=(*given[: len(view.shape)], *rest))
 
 
 @pytest.fixture

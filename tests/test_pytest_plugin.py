@@ -75,7 +75,7 @@ def cells(layers=2):
 def test_layout_by_hand():
     layout = Layout()
     assert layout.checked
-    layout.add(cells(), axes=("block",))
+    layout.add(cells(), axes=("block", "byte"))
     assert not layout.checked and layout.check().clean and layout.checked
     with pytest.raises(ValueError, match="'layer 0 data' was added before"):
         layout.add(cells())

@@ -19,8 +19,9 @@ from typing import NamedTuple
 import numpy as np
 
 from kvviz.audit.audit import audit_views
+from kvviz.audit.byte_sets import TooMuchWorkError
 from kvviz.audit.claims import Disjoint
-from kvviz.audit.rank_bytes import Rank, RankBytes, TooMuchWorkError, blocks_of, common_unit, contents_of
+from kvviz.audit.rank_bytes import Rank, RankBytes, blocks_of, common_unit, contents_of
 from kvviz.audit.view import View
 
 COMPARISON_FORMAT, COMPARISON_VERSION = "kvviz-comparison", 1

@@ -10,6 +10,7 @@ from math import gcd, prod
 
 import numpy as np
 
+from kvviz.audit.byte_sets import TooMuchWorkError
 from kvviz.audit.view import View
 
 MAX_LISTED = 1 << 20
@@ -17,10 +18,6 @@ MAX_LISTED = 1 << 20
 
 MAX_RANGES = 1 << 10
 """Ranges of block ids that are searched one by one if a rank has more than MAX_LISTED blocks."""
-
-
-class TooMuchWorkError(ValueError):
-    """The comparison would take too much time or memory."""
 
 
 @dataclass(frozen=True)
