@@ -79,6 +79,8 @@ def usual_claims(views: Sequence[View]) -> tuple[Disjoint | Follows, ...]:
     """Return the claims that hold in any cache whose layers share no bytes. :func:`write_views` writes the same claims.
 
     - No two data views share a byte. No two scale views share a byte.
+    - A view ``X scale`` shares no byte with any data view, if there is a view ``X data``. This is not claimed if each
+      scale is the end of its cell in ``X data``. Then the data view was given with its tails.
     - Each element of a view ``X scale`` starts where the data of its cell in the view ``X data`` ends. This is claimed
       only if both views lie in one storage, there is one scale per cell, and there is room between the cells. So
       data views must be given without their tails.
@@ -91,8 +93,22 @@ def usual_claims(views: Sequence[View]) -> tuple[Disjoint | Follows, ...]:
         for scale, data in pairs
         if data and _has_room(data, scale)
     ]
-    groups = [tuple(view.name for view in views if (view.role == "scale") == is_scale) for is_scale in (False, True)]
+    apart = {scale.name for scale, data in pairs if data and not _ends_its_cell(data, scale)}
+    scale_names = tuple(view.name for view in views if view.role == "scale")
+    groups = [tuple(view.name for view in views if view.role != "scale" or view.name in apart)]
+    groups += [scale_names] if not apart.issuperset(scale_names) else []
     return (*(Disjoint(names) for names in groups if len(names) > 1), *follow)
+
+
+def _ends_its_cell(data: View, scale: View) -> bool:
+    """Return True if each scale is the last bytes of its cell in a data view that has its tails."""
+    if data.storage != scale.storage or data.shape[:-1] != scale.shape or data.stride[-1:] != (1,):
+        return False
+    steps = zip(data.stride, scale.stride, scale.shape, strict=False)
+    if any(step * data.itemsize != scale_step * scale.itemsize for step, scale_step, size in steps if size > 1):
+        return False
+    cell_end = (data.offset + data.shape[-1]) * data.itemsize
+    return (scale.offset + 1) * scale.itemsize == cell_end
 
 
 def _has_room(data: View, scale: View) -> bool:

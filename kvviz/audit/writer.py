@@ -174,6 +174,7 @@ def write_views(path, tensors, groups=()):
     word of its name contains "scale". The file makes these claims:
 
     - No two data tensors share a byte. No two scale tensors share a byte.
+    - ``X scale`` shares no byte with data, if there is a tensor ``X data`` without tails.
     - Each ``X scale`` follows the cells of ``X data`` if there is room between these cells.
 
     ``groups`` is for layers that take their blocks from one pool, such as sliding and full layers. A group is a pair:
@@ -206,16 +207,41 @@ def write_views(path, tensors, groups=()):
 
 
 def _apart(views, groups):
-    """Return the claims that data tensors share no bytes, scale tensors share none, and groups share only one id."""
+    """Return the claims that data and scale tensors share no bytes, and groups share only one id."""
     grouped = {name for names, _ in groups for name in names}
-    sets = [[view["name"] for view in views if view["role"] == role] for role in ("data", "scale")]
-    sets = [[name for name in names if name not in grouped] for names in sets] + [list(names) for names, _ in groups]
+    sets = [[name for name in names if name not in grouped] for names in _disjoint_sets(views)] + [
+        list(names) for names, _ in groups
+    ]
     claims = [{"kind": "disjoint", "views": names} for names in sets if len(names) > 1]
     if len(groups) > 1:
         names = [name for names, _ in groups for name in names]
         numbers = [blocks_per_id for names, blocks_per_id in groups for _ in names]
         claims.append({"kind": "overlay", "views": names, "blocks_per_id": numbers})
     return claims
+
+
+def _disjoint_sets(views):
+    """Return lists of names. No two views of a list may share a byte.
+
+    A scale view may not share a byte with data if its data view is known and has no tails.
+    """
+    named = {view["name"]: view for view in views}
+    scales = [view["name"] for view in views if view["role"] == "scale"]
+    data_of = {name: named.get(name[: -len("scale")] + "data") for name in scales if name.endswith(" scale")}
+    apart = [name for name, data in data_of.items() if data and not _ends_its_cell(data, named[name])]
+    data_and_scales = [view["name"] for view in views if view["role"] == "data" or view["name"] in apart]
+    return [data_and_scales] if len(apart) == len(scales) else [data_and_scales, scales]
+
+
+def _ends_its_cell(data, scale):
+    """Return True if each scale is the last bytes of its cell in a data view that has its tails."""
+    if data["storage"] != scale["storage"] or data["shape"][:-1] != scale["shape"] or data["stride"][-1:] != [1]:
+        return False
+    size, scale_size = data["dtype"]["itemsize"], scale["dtype"]["itemsize"]
+    for count, step, scale_step in zip(scale["shape"], data["stride"][:-1], scale["stride"], strict=True):
+        if count > 1 and step * size != scale_step * scale_size:
+            return False
+    return (scale["offset"] + 1) * scale_size == (data["offset"] + data["shape"][-1]) * size
 
 
 def _storage_of(name, start, stop):

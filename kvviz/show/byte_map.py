@@ -160,8 +160,9 @@ def byte_map(
     start, stop = _checked_window(window, storage)
     replaced = {view.name for view in writers}
     writers = [view for view in owners if view.name not in replaced] + list(writers)
-    owners = [view for view in owners if view.storage == storage and not view.read_only]
+    given, owners = {*owners}, [view for view in owners if view.storage == storage and not view.read_only]
     users = [view for view in writers if view.storage == storage and (readers or not view.read_only)]
+    at_home = {view.name for view in users if view.read_only and view in given}
     only_read = {view.name for view in users if view.read_only}
     (owned, owner_cells), (written, writer_cells) = (
         _cells_by_byte(views, start, stop, most_elements) for views in (owners, users)
@@ -175,6 +176,8 @@ def byte_map(
         who = (_parts(owned, owner_cells[:, first]), _parts(written, writer_cells[:, first]))
         made = _byte_range(start + first, start + last, *who)
         if made.state == "contested" and only_read.issuperset(part.view for part in made.writers):
+            made = replace(made, state="right")
+        if made.state == "misplaced" and made.writers[0].view in at_home:
             made = replace(made, state="right")
         ranges.append(made)
     known = _bytes_of(values, storage, start, stop)
