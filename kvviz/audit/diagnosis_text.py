@@ -144,7 +144,7 @@ def first_place(findings: Sequence[Finding]) -> str:
 
 _PLACES = {  # the sentence about the first place of a finding; other kinds have a sentence of their own above
     "out_of_bounds": "{place} lies outside the storage, at byte {byte:,}.",
-    "truncated": "{view} leaves out byte {byte:,}.",
+    "truncated": "{view} leaves out byte {byte:,}, which belongs to {place}.",
     "oversized": "{place} takes byte {byte:,} of another block.",
     "self_overlap": "{place} shares byte {byte:,} with another element of the same view.",
     "unaligned": "{place} starts at byte {byte:,}, off the boundary.",
