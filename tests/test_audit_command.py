@@ -2,11 +2,13 @@
 
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
@@ -152,6 +154,33 @@ def test_a_pipe_that_closes_early_keeps_the_status(tmp_path):
         os.close(writer)
         assert (done.returncode, done.stderr) == (status, "")
         assert json.loads(out.read_text())["version"] == 2
+
+
+def test_the_page_links_to_the_lesson(tmp_path):
+    views = [{"name": "content", "shape": [4, 24], "stride": [32, 1]}]
+    views += [{"name": "sent", "shape": [4, 20], "stride": [32, 1]}]
+    path = written(tmp_path, views, [{"kind": "covers", "extent": "sent", "content": ["content"]}], nbytes=128)
+    out = tmp_path / "deep" / "er" / "page.html"
+    out.parent.mkdir(parents=True)
+    assert command.main(["audit", str(path), "--html", str(out)]) == 1
+    (link,) = re.findall(r'<a href="([^"]*)"', out.read_text())
+    lesson = (out.parent / unquote(link)).resolve()
+    assert lesson.is_file() and lesson.parent.parent == ROOT and str(ROOT) not in link
+
+
+@pytest.mark.parametrize(("itemsize", "nbytes", "count"), [(1 << 20, 1 << 21, 40), (1, 1 << 54, 2)])
+def test_a_page_costs_little_and_keeps_the_status(tmp_path, itemsize, nbytes, count):
+    """Very large elements, and a storage whose bytes JavaScript cannot count."""
+    views = [{"dtype": {"itemsize": itemsize}, "offset": n} for n in range(count)]
+    out = tmp_path / "page.html"
+    claim = {"kind": "disjoint", "views": [f"v{n}" for n in range(count)]}
+    path = written(tmp_path, views, [claim], nbytes=nbytes)
+    begun = time.process_time()
+    without = command.main(["audit", str(path)])
+    middle = time.process_time()
+    assert command.main(["audit", str(path), "--html", str(out)]) == without == 1
+    assert time.process_time() - middle < middle - begun + 1
+    assert out.stat().st_size < 400_000 and "<svg" in out.read_text()
 
 
 def test_json_carries_the_diagnoses(tmp_path):
