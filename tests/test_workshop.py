@@ -111,9 +111,13 @@ SLIPS = {
         ("width_bytes = 10**6", "1000000 is not a number of bytes"),
     ],
     "09.1": [
-        ("offset = 0", "exit status 1: collision, layer 0 K scale [block 0, token 0, head 0] at bytes"),
-        ("offset = 192", "exit status 1: "),
-        ("offset = 49", "exit status 1: "),
+        ("claim = kvviz.audit.claims.Covers('layer 0 sent', ('layer 0 K data', 'layer 0 V data'))", "finds 160 bytes"),
+        ("claim = kvviz.audit.claims.Covers('layer 0 sent', ('layer 0 K scale',))", "finds 0 bytes that are not sent"),
+        ("claim = kvviz.audit.claims.Disjoint(('layer 0 sent', 'layer 1 K data'))", "finds 0 bytes that are not sent"),
+        (
+            "claim = kvviz.audit.claims.Covers('layer 0 sent', ('layer 0',))",
+            "names the view 'layer 0', which is not among",
+        ),
     ],
     "10.1": [
         ("return num_seqs * context * num_heads * cell_bytes", "bfloat16: 1,073,741,824 bytes are fewer than"),
@@ -141,7 +145,7 @@ ANSWERS = {
     "06.1": ("'infrastructure' ign", "connection in"),
     "07.1": ("+ data_bytes", "size == 1"),
     "08.1": ("3456",),
-    "09.1": ("192 //", "= 48"),
+    "09.1": ("Covers(", "64 bytes", "256"),
     "10.1": ("1,107,296,256", "570,425,344", "2 *"),
     "10.2": ("fits", "4 splits", "2 splits"),
 }

@@ -18,7 +18,7 @@ from kvviz.audit.guesses import natural
 from kvviz.audit.repair_words import counted, effect_words, repair_code
 from kvviz.audit.view import View
 from kvviz.show.live_map import clipped
-from kvviz.show.place_picture import HATCHES, picture
+from kvviz.show.place_picture import STYLE, picture
 from kvviz.show.place_window import place_window
 
 MOST_CAUSES, MOST_FINDINGS, MOST_NAMES, MOST_OTHERS = 8, 400, 400, 4
@@ -74,8 +74,8 @@ def _page(
     return (
         f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{escape(name)}</title>\n'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<style>{_asset('audit_page.css')}</style>\n</head>\n"
-        f"<body>\n<main>\n{body}\n</main>\n{HATCHES if '<figure' in body else ''}\n{script}</body>\n</html>\n"
+        f"<style>{STYLE if '<figure' in body else ''}{_asset('audit_page.css')}</style>\n</head>\n"
+        f"<body>\n<main>\n{body}\n</main>\n{script}</body>\n</html>\n"
     )
 
 

@@ -1,14 +1,15 @@
 """Draws a :class:`~kvviz.show.place_window.PlaceWindow` as one SVG picture, with a key and a twin in plain text.
 
-The picture needs no script. It takes its colours from the style of the page, light or dark.
+The picture needs no script and no ids. :data:`STYLE` gives its colours, light or dark.
 """
 
 from collections import Counter
 from collections.abc import Sequence
 from html import escape
+from importlib.resources import files
 
 from kvviz.show.byte_map import half_of
-from kvviz.show.colours import CONTESTED, HATCH_INK, MISPLACED, UNOWNED, owned
+from kvviz.show.colours import CONTESTED, MISPLACED, UNOWNED, owned
 from kvviz.show.describe import hue_key
 from kvviz.show.live_map import clipped
 from kvviz.show.place_window import OUTSIDE, PlaceWindow, Row, Span
@@ -22,22 +23,22 @@ LANE, GAP, LINE, BETWEEN = 22, 3, 15, 26
 LETTER_WIDTH = 6.6
 """Width of a letter, used to choose a text that fits on its bytes."""
 
+STYLE = files("kvviz.show").joinpath("assets", "place_picture.css").read_text(encoding="utf-8")
+"""The style of all pictures of a page."""
+
 MOST_NAMES = 3
 """Names that the key lists for bytes of several views. The key counts the others."""
 
-HATCHES = (
-    '<svg class="defs" width="0" height="0" aria-hidden="true"><defs>'
-    '<pattern id="stripes" width="5" height="5" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
-    f'<rect width="5" height="5" fill="{CONTESTED.colour}"/>'
-    f'<path d="M0 0V5" stroke="{HATCH_INK}" stroke-width="1.6"/></pattern>'
-    '<pattern id="crosses" width="5" height="5" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
-    f'<rect width="5" height="5" fill="{MISPLACED.colour}"/>'
-    f'<path d="M0 0V5M0 0H5" stroke="{HATCH_INK}" stroke-width="1.2"/></pattern></defs></svg>'
-)
-"""The hatches of all pictures of a page."""
+HATCH_STEP = 6
+"""Distance between two lines of a hatch, in units of the picture."""
 
-FILLS = {"contested": "url(#stripes)", "misplaced": "url(#crosses)", "unreached": "var(--paper)", OUTSIDE: "none",
-         "unowned": f"color-mix(in srgb,{UNOWNED.colour} 28%,var(--paper))"}  # fmt: skip
+FILLS = {
+    "contested": CONTESTED.colour,
+    "misplaced": MISPLACED.colour,
+    "unreached": "var(--paper)",
+    "unowned": f"color-mix(in srgb,{UNOWNED.colour} 28%,var(--paper))",
+    OUTSIDE: "none",
+}
 
 SHARED = ("contested", "shared by several views that must not share it")
 FOREIGN = {
@@ -62,14 +63,14 @@ def picture(window: PlaceWindow, alone: bool) -> str:
     for state, text in (SHARED, FOREIGN[window.used]):
         key += f"<li>{_swatch(state)} {text}</li>" if state in states else ""
     return (
-        f'<figure>{_svg(window, letters, alone)}<ul class="key">{key}</ul>'
+        f'<figure class="kvviz-place">{_svg(window, letters, alone)}<ul class="key">{key}</ul>'
         f"<details><summary>The picture as text</summary>\n"
         f'<pre tabindex="0">{escape(as_text(window))}</pre></details></figure>'
     )
 
 
 def _swatch(state: str) -> str:
-    bar = f'<rect width="20" height="11" style="fill:{FILLS[state]}"/>'
+    bar = f'<rect width="20" height="11" style="fill:{FILLS[state]}"/>{_hatch(state, 0, 20, 0, 11)}'
     return f'<svg width="20" height="11" aria-hidden="true">{bar}</svg>'
 
 
@@ -174,7 +175,22 @@ def _bar(row: Row, span: Span, y: float, letters: dict) -> str:
     label = _text((left + right) / 2, y + 15, text, "middle", "on") if text else ""
     kind = " dashed" if span.state == OUTSIDE else ""
     size = f'x="{a:.1f}" y="{y:.1f}" width="{b - a:.1f}" height="{LANE}"'
-    return f'<rect class="bar{kind}" {size} style="fill:{fill}"/>{label}'
+    return f'<rect class="bar{kind}" {size} style="fill:{fill}"/>{_hatch(span.state, a, b, y, LANE)}{label}'
+
+
+def _hatch(state: str, left: float, right: float, top: float, height: float) -> str:
+    """Return the lines over contested bytes, and the crossed lines over misplaced bytes."""
+    if state not in ("contested", "misplaced"):
+        return ""
+    lines, x = [], left - height
+    while x < right:
+        a, b = max(x, left), min(x + height, right)
+        if a < b:
+            lines.append(f"M{a:.1f} {top + height - (a - x):.1f}L{b:.1f} {top + height - (b - x):.1f}")
+            if state == "misplaced":
+                lines.append(f"M{a:.1f} {top + (a - x):.1f}L{b:.1f} {top + (b - x):.1f}")
+        x += HATCH_STEP
+    return f'<path class="hatch" d="{"".join(lines)}"/>'
 
 
 def _free(row: Row, span: Span) -> tuple[float, float]:
