@@ -1,10 +1,10 @@
 """Measures how long an audit takes at production size: python benchmarks/audit.py
 
 The cache has 28 layers, up to 1,000,000 blocks of 16 tokens, 8 heads and head size 128, in mode fp8_per_token_head.
-Each layer has K data, V data and both scale views: 112 views in all. The tensors are on the ``meta`` device, so no
-memory is used. Times are milliseconds of one core, the best of five calls. Column ``counts`` is an audit without
-examples (``witnesses=False``). Column ``+ places`` is a whole audit: with examples, and with the owners that
-misplaced scales hit.
+Each layer has a view of K data, a view of V data and two scale views, which makes 112 views. The tensors are on the
+``meta`` device, so no memory is used. A time is the processor time of the fastest of five calls, in milliseconds.
+Column ``counts`` is an audit without examples (``witnesses=False``). Column ``+ places`` is a complete audit. It also
+finds examples, and the owners that misplaced scales hit.
 """
 
 import time
@@ -13,7 +13,7 @@ from kvviz.audit.audit import audit_scales
 from kvviz.cache.buffers import allocate
 from kvviz.cache.spec import CacheSpec
 
-# layout, how scale views are carved, page_size_padded in bytes, all layers in one storage
+# Each line has the layout, the way to carve scale views, page_size_padded in bytes, and True for one storage.
 LAYOUTS = (
     ("NHD", "shape", None, False),
     ("HND", "shape", None, False),

@@ -1,20 +1,25 @@
 """Compare the kernels with the speed of a large copy: python benchmarks/kernels.py [--out FILE] [--plot FILE]
 
-It needs an NVIDIA GPU, and takes about a minute on an H200. It first measures the ceilings: the GB/s of a large copy on
-the device (bytes read plus bytes written), and of a large copy to and from pinned host memory. Then it measures each
-kernel, and compares it with the ceilings of the same run:
+The script needs an NVIDIA GPU, and takes about a minute on an H200. It first measures the ceilings in GB/s. These are
+the speeds of a large copy on the device (bytes read plus bytes written), and of a large copy to and from pinned host
+memory. Then it measures these kernels, and compares them with the ceilings of the same run:
 
-* ``write``: quantise and write, in every mode, per-layer and cross-layer (packed NHD, blocks of 16 tokens), few and
-  many tokens, random slots. ``write step``: the same write in five steps, from one program per cell to today's kernel.
-* ``read cells``: cells read in order or gathered; with the scale in the tail, with padding, and with the scales apart.
-* ``decode attention``: 64 sequences of 8,192 tokens, 32 query heads and 8 KV heads of size 128, in every mode.
-  ``decode splits``: the same with other numbers of splits. ``prefill``: 4 prompts of 1,024 tokens.
-* ``to host``, ``from host``: 32 blocks of 28 layers to pinned memory and back, gathered into one piece or piece by
-  piece.
+* ``write`` quantises and writes 256 to 65,536 tokens. It measures every mode and two layouts (packed NHD, per-layer
+  and cross-layer). Blocks have 16 tokens. Slots are random or in order.
+* ``write step`` is the same write in five steps. The first step has one program per cell. The last step is the
+  kernel of kvviz.
+* ``read cells`` reads cells in order or in random order (gathered). The scale lies in the tail, or in another tensor.
+* ``decode attention`` has 64 sequences of 8,192 tokens, 32 query heads, 8 KV heads, and head size 128. It measures
+  every mode.
+* ``decode splits`` is the same attention with other numbers of splits.
+* ``prefill`` is attention for 4 prompts of 1,024 tokens.
+* ``to host`` and ``from host`` move 32 blocks of 28 layers to pinned host memory and back. The blocks are gathered into
+  one piece, or moved piece by piece.
 
-Only useful bytes are counted: inputs once, codes and scales once. Each time is the median of several replays of a CUDA
-graph with 16 to 64 launches. The launches of a graph use different layers, so that the data do not stay in the L2
-cache. Transfers are not in a graph: 16 Python calls are timed together. The script prints a table and writes JSON.
+Only useful bytes are counted, which are each input once, and each code and scale once. Each time is the median of
+several replays of a CUDA graph with 16 to 64 launches. The launches of a graph use different layers, so that the data
+do not stay in the L2 cache. Transfers are not in a graph. For them, 16 Python calls are timed together. The script
+prints a table and writes JSON.
 """
 
 import argparse
@@ -48,7 +53,7 @@ from kvviz.show.figures.roofline import roofline
 LAYOUTS = {"per-layer": "LBNHC", "cross-layer": "BLNHC"}
 BLOCK_SIZE = 16
 WRITES = ((256, 8, 128), (1_024, 8, 128), (4_096, 8, 128), (16_384, 8, 128), (65_536, 8, 128), (65_536, 2, 64))
-"""Sizes of the write: tokens, KV heads, head size."""
+"""The sizes of the writes. Each size has the number of tokens, the number of KV heads, and the head size."""
 STEPS = {  # notebook 10 explains these steps
     "a program for each cell": Program(1, 1, wide=256, warps=4, aligned=False, instructions=False),
     "a program for all heads of a token": Program(1, wide=256, warps=4, aligned=False, instructions=False),
@@ -60,18 +65,19 @@ CELLS = (
     *((128, stride, True) for stride in (132, 264, 144, 160)), (128, 128, False),
     *((256, stride, True) for stride in (260, 520, 272, 288)), (256, 256, False),
 )  # fmt: skip
-"""Bytes of data, bytes from one cell to the next, and True if the scale follows the data."""
+"""The kinds of cells. Each kind has the number of data bytes, the distance from one cell to the next in bytes, and True
+if the scale follows the data."""
 NUM_CELLS = 1 << 20
 TRANSFERS = 16
-"""Transfers that are timed together, because the launches of one overlap with the copies of another."""
+"""The number of transfers that are timed together. The launches of one transfer overlap with the copies of another."""
 NUM_SEQS, CONTEXT, NUM_QUERY_HEADS, NUM_HEADS, HEAD_SIZE = 64, 8_192, 32, 8, 128
 LAUNCHES, REPLAYS = (16, 64), 25
-"""Smallest and largest number of launches in a graph, and replays of the graph."""
+"""LAUNCHES has the smallest and the largest number of launches in a graph. REPLAYS is how often a graph is replayed."""
 DEVICE = device()
 
 
 def microseconds(calls: Sequence[Callable[[], object]]) -> float:
-    """Record all ``calls`` in one CUDA graph, replay it, and return the median microseconds per call."""
+    """Record all ``calls`` in one CUDA graph, and replay the graph. Return the median microseconds per call."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -86,7 +92,7 @@ def microseconds(calls: Sequence[Callable[[], object]]) -> float:
 
 
 def timed(call: Callable[[], object]) -> float:
-    """Return the median microseconds of a call by the GPU's clock. The first fifth of the calls does not count."""
+    """Return the median time of a call in microseconds, by the clock of the GPU. The first fifth is not counted."""
     times = []
     for _ in range(REPLAYS):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -117,7 +123,7 @@ def ceilings() -> dict[str, float]:
 
 
 def scale_views(cache: KVCache) -> list[tuple]:
-    """Return the K and V scale views of every layer; ``(None, None)`` in a mode without scales."""
+    """Return the K and V scale views of every layer. In a mode without scales, return ``(None, None)`` per layer."""
     return list(cache.carve_scales()) if cache.spec.is_per_token_head else [(None, None)] * cache.spec.num_layers
 
 
@@ -147,13 +153,13 @@ def write_row(mode: str, layout: str, size: tuple[int, int, int], step: str = ""
     ]
     kernel = {"kernel": "write step", "step": step} if step else {"kernel": "write", "order": order}
     if step and not INTERPRETED:
-        _write_kernel.device_caches.clear()  # then ``compiled`` finds the kernel of this step only
+        _write_kernel.device_caches.clear()  # so ``compiled`` finds only the kernel of this step
     row = kernel | dict(zip("THD", size, strict=True)) | _row(mode, layout, moved, calls)
     return row | compiled(_write_kernel) if step else row
 
 
 def compiled(kernel: triton.JITFunction) -> dict[str, int]:
-    """Return the PTX instructions and the registers of one thread, for the kernel that was launched last."""
+    """Return the number of PTX instructions and of registers per thread, for the kernel that was launched last."""
     if INTERPRETED:
         return {}
     (made,) = kernel.device_caches[torch.cuda.current_device()][0].values()
@@ -164,10 +170,10 @@ def compiled(kernel: triton.JITFunction) -> dict[str, int]:
 
 
 # Grid:   (number of cells / CELLS,) programs.
-# Work:   One program reads CELLS cells and their scales, and adds all numbers, so that no load is optimised away.
-# Reads:  DATA bytes and one float32 scale per cell, and 8 bytes of the order per cell.
-# Writes: One float32 number per program.
-# Tiles:  Bytes of the cells (CELLS, DATA).
+# Work:   One program reads CELLS cells and their scales. It adds all numbers, so that the compiler keeps every load.
+# Reads:  One program reads DATA bytes, one float32 scale, and 8 bytes of the order per cell.
+# Writes: One program writes one float32 number.
+# Tiles:  The bytes of the cells have shape (CELLS, DATA).
 @triton.jit
 def _read_kernel(
     cell_ptr, scale_ptr, order_ptr, out_ptr, cell_stride, scale_stride,
@@ -200,7 +206,10 @@ def cell_row(data: int, stride: int, inline: bool, order: str) -> dict:
 
 
 def decode_rows(mode: str, layout: str, splits: Sequence[int] = ()) -> list[dict]:
-    """Measure paged_attention with one query per sequence, alternating between two layers; then with other splits."""
+    """Measure paged_attention with one query per sequence. Then measure it for each number of splits in ``splits``.
+
+    Calls use two layers in turn.
+    """
     blocks = NUM_SEQS * CONTEXT // BLOCK_SIZE
     spec = CacheSpec(2, blocks, BLOCK_SIZE, NUM_HEADS, HEAD_SIZE, mode)
     cache = allocate(spec, LAYOUTS[layout], DEVICE)
@@ -237,7 +246,7 @@ def decode_rows(mode: str, layout: str, splits: Sequence[int] = ()) -> list[dict
 
 
 def prefill_row(mode: str, layout: str, num_seqs: int = 4, length: int = 1_024) -> dict:
-    """Measure paged_attention of whole prompts. Here the arithmetic limits the speed, not the memory."""
+    """Measure paged_attention of whole prompts. Arithmetic limits this speed, and memory does not."""
     blocks = num_seqs * length // BLOCK_SIZE
     spec = CacheSpec(1, blocks, BLOCK_SIZE, NUM_HEADS, HEAD_SIZE, mode)
     cache = allocate(spec, LAYOUTS[layout], DEVICE)
@@ -351,7 +360,7 @@ def main() -> int:
     parser.add_argument("--plot", type=Path, help="file for a roofline figure, .svg or .png")
     options = parser.parse_args()
     if DEVICE.type != "cuda":
-        message = "no NVIDIA GPU here, and speeds in the interpreter say nothing about a GPU: run it on a GPU"
+        message = "this machine has no NVIDIA GPU, and the interpreter does not show the speed of one: use a GPU"
         print(f"benchmarks/kernels.py: {message}", file=sys.stderr)
         return 2
     result = measure()

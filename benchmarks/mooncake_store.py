@@ -1,10 +1,10 @@
 """Shows that a Mooncake store does not check the layout of a KV block: python benchmarks/mooncake_store.py
 
-The script puts a block of all layers into a store. The block comes from a cross-layer buffer, in which it is one
-stretch of bytes. Two readers with one buffer per layer fetch the block. The first reader uses the right order of the
-bytes. The second reader assumes the K halves of all layers and then the V halves. The store answers both in the same
-way. Then the script registers the byte spans of all layers of one cross-layer storage with the transfer engine. The
-spans overlap, and the engine refuses all but the first.
+The script puts a block of all layers into a store. The block comes from a cross-layer buffer, so its bytes are
+adjacent. Two readers with one buffer per layer fetch the block. The first reader uses the correct order of the bytes.
+The second reader assumes that the K halves of all layers come before all V halves. The store gives both readers the
+same answer. Then the script registers the byte range of each layer of a cross-layer storage with the transfer engine.
+These byte ranges overlap. The engine accepts only the first of them.
 
 The store listens on every network address of the machine, and no option changes this. So the script runs itself in a
 separate network namespace (``unshare``) that has only the loopback device. If the store's master process dies, the
@@ -33,19 +33,19 @@ from pathlib import Path
 import numpy as np
 
 REQUIREMENT = "mooncake-transfer-engine-non-cuda==0.3.13.post1"
-"""Argument of pip install."""
+"""The package to install, as an argument for pip install."""
 NUM_LAYERS, NUM_BLOCKS, PAGE, BLOCK = 24, 4, 4_352, 1
-"""Layers, blocks, bytes of a page, and the block that is stored."""
+"""The number of layers, the number of blocks, the size of a page in bytes, and the id of the block that is stored."""
 RPC, METRICS = 50_051, 50_052
 KEY = "a block"
 UP = 1
-"""Linux's flag IFF_UP: the network device is switched on."""
+"""The flag IFF_UP of Linux, which switches on a network device."""
 SECONDS = 30.0
-"""Seconds that the store's master has to start."""
+"""The most seconds for the start of the store's master process."""
 LONGEST = 150.0
-"""Seconds that the whole script may take. A client without a master tries 20 times, which takes 90 seconds."""
+"""The most seconds for the whole script. A client without a master tries 20 times, which takes 90 seconds."""
 BOUND = ("setpriv", "--pdeathsig", "KILL")
-"""Beginning of a command that is killed when the process that started it ends."""
+"""The first words of a command. With them, Linux kills the command when the process that started it ends."""
 
 
 def alone() -> bool:
@@ -83,7 +83,7 @@ def address(array: np.ndarray) -> int:
 
 
 def spans_of_layers(cross_layer: np.ndarray) -> list[tuple[int, int]]:
-    """Return ``(address, length)`` for each layer: from its first to its last byte in a cross-layer storage."""
+    """Return ``(address, length)`` of the byte range from the first to the last byte of each layer."""
     reach = (NUM_BLOCKS - 1) * NUM_LAYERS * PAGE + PAGE
     return [(address(cross_layer) + layer * PAGE, reach) for layer in range(NUM_LAYERS)]
 
@@ -104,7 +104,10 @@ def registered(cross_layer: np.ndarray) -> dict:
 
 
 def pieces(buffers: list[np.ndarray], as_laid_out: bool) -> tuple[list[int], list[int]]:
-    """Return addresses and lengths of the parts of a block: page by page, or all K halves and then all V halves."""
+    """Return the addresses and lengths of the parts of a block, in one of two orders.
+
+    The parts are pages, or first all K halves and then all V halves.
+    """
     if as_laid_out:
         return [address(buffer) for buffer in buffers], [PAGE] * NUM_LAYERS
     halves = [address(buffer) + half * PAGE // 2 for half in range(2) for buffer in buffers]
@@ -120,9 +123,9 @@ def stored(cross_layer: np.ndarray, rows: list[dict]) -> dict:
         raise RuntimeError("the store did not start")
     size, buffers = NUM_LAYERS * PAGE, [np.zeros(PAGE, np.uint8) for _ in range(NUM_LAYERS)]
     if any(store.register_buffer(address(array), array.nbytes) for array in (cross_layer, *buffers)):
-        raise RuntimeError("a buffer could not be registered")
+        raise RuntimeError("the store could not register a buffer")
     if store.put_from(KEY, address(cross_layer) + BLOCK * size, size):
-        raise RuntimeError("the block could not be stored")
+        raise RuntimeError("the store could not store the block")
     block = cross_layer[BLOCK * size : (BLOCK + 1) * size].reshape(NUM_LAYERS, PAGE)
     for reader, as_laid_out in (("page by page, as it was put", True), ("K of all layers, then V", False)):
         places, lengths = pieces(buffers, as_laid_out)
@@ -144,7 +147,7 @@ def stored(cross_layer: np.ndarray, rows: list[dict]) -> dict:
 
 
 def master() -> subprocess.Popen:
-    """Start the store's master process on the loopback device, and return it when it accepts connections."""
+    """Start the store's master process on the loopback device. Return when the process accepts connections."""
     import mooncake
 
     program = Path(mooncake.__file__).parent / "mooncake_master"
@@ -184,7 +187,7 @@ def watched(server: subprocess.Popen, cross_layer: np.ndarray) -> dict:
 
 
 def inside() -> None:
-    """Run the measurement inside the namespace and print JSON."""
+    """Run the measurement inside the namespace, and print JSON."""
     if not alone():
         raise RuntimeError("this network has other devices than loopback: start the script without --inside")
     loopback_up()

@@ -1,20 +1,21 @@
 """Measures what the transfer of one KV block costs in the NIXL engine, by layout: python benchmarks/nixl_blocks.py
 
-Two processes run on this machine. The second process reads one block of all layers out of the cache of the first.
-NIXL uses its UCX backend, the loopback device and host memory only. The cache is arranged in four ways:
+Two processes run on this machine. The second process reads one block of all layers from the cache of the first
+process. NIXL uses only the UCX backend, the loopback device and host memory. The script measures four arrangements:
 
-* cross-layer: one buffer for all L layers. A block is one stretch of bytes: 1 descriptor.
-* cross-layer, asked by layer: the same buffer, but L descriptors. The engine may join neighbours.
-* per-layer: one buffer per layer. A block is L stretches of bytes: L descriptors.
-* K and V apart: K and V of each layer are apart too: 2 L descriptors.
+* cross-layer: one buffer holds all L layers. A block is one byte range, and needs 1 descriptor.
+* cross-layer, asked by layer: the buffer is the same, but the script asks for L descriptors. The engine can join them.
+* per-layer: each layer has its own buffer. A block is L byte ranges, and needs L descriptors.
+* K and V apart: K and V of each layer have their own buffers. A block needs 2 L descriptors.
 
 After the first and the last transfer, the script compares the bytes of the block, and checks that no other byte has
 changed. If the first process dies, the second process compares the blocks that have arrived, prints one sentence, and
 ends with exit status 1. No process is left behind.
 
-The output is JSON. For each number of layers, page size and arrangement it contains the number of descriptors that
-were asked for and that were posted (from the engine's telemetry), the bytes, and the median time of one transfer in
-microseconds. The script needs Linux. The constant REQUIREMENT says what to install. Without it, the exit status is 2.
+The output is JSON. It has one row per number of layers, page size and arrangement. A row contains the number of
+descriptors that the script asked for, and the number that the engine posted (from the engine's telemetry). It also
+contains the bytes, and the median time of one transfer in microseconds. The script needs Linux. The constant
+REQUIREMENT says what to install. If this is missing, the exit status is 2.
 """
 
 import contextlib
@@ -33,20 +34,21 @@ from dataclasses import dataclass
 import numpy as np
 
 REQUIREMENT = "--no-deps nixl-cu12==1.5.1 nixl==1.5.1"
-"""Arguments of pip install. --no-deps leaves the installed torch as it is."""
+"""The packages to install, as arguments for pip install. With --no-deps, pip does not change the installed torch."""
 ENVIRONMENT = {"UCX_NET_DEVICES": "lo", "NIXL_LOG_LEVEL": "WARN"}
 NUM_BLOCKS, SOURCE, TARGET = 4, 1, 2
-"""Blocks of a cache, the block that is read, and the block that is written."""
+"""The number of blocks of a cache, the id of the block that is read, and the id of the block that is written."""
 REPEATS, ROUNDS = 60, 5
-"""Transfers in a row, and how often. The rounds of all arrangements alternate, so a slow moment affects all."""
+"""The number of transfers in one round, and the number of rounds. The rounds of all arrangements alternate, so that a
+slow moment affects all arrangements."""
 SIZES = ((24, 32_768), (80, 32_768), (80, 2_048))
 """Pairs of (number of layers, bytes of a page)."""
 SECONDS = 60.0
-"""Seconds that a process waits for the other process."""
+"""The most seconds that a process waits for the other process."""
 GRACE = 10.0
-"""Seconds that the first process has to end after the order to end. Then it is killed."""
+"""The most seconds for the first process to end after the order to end. After that, it is killed."""
 LONG = 1.0
-"""Seconds after which a transfer checks if the other process is still alive."""
+"""During a transfer, the time in seconds between two checks that the other process is alive."""
 
 
 class Died(RuntimeError):

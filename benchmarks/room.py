@@ -1,17 +1,17 @@
 """Measures a class that shares one machine: python benchmarks/room.py [--kernels 30] [NOTEBOOK]
 
-The script starts N processes. When all are ready, each starts a kernel and runs one notebook (default: 03) from top to
-bottom. For each kernel the script prints a line: the seconds until the first code cell was done, the seconds until all
-cells were done, and "ok" or the error. If the notebook wrote to stderr, for example because it fell back to the CPU,
-the line also contains the first line of that text.
+The script starts N processes. When all processes are ready, each process runs one notebook from top to bottom. The
+default is notebook 03. For each process, the script prints a line. The line has the seconds until the first code cell
+was done, the seconds until all code cells were done, and "ok" or the error. If the notebook wrote to stderr, the line
+also has the first line of that text. For example, a notebook writes to stderr if the GPU is full.
 
-Then the script prints the largest amount of GPU memory in use, with CUDA contexts (nvidia-smi, every second), and of
-host memory (every five seconds; a shared page counts once). The exit status is 1 if a notebook failed. Ctrl-C ends all
-processes.
+Then the script prints the most GPU memory that was in use at one time, with CUDA contexts. It asks nvidia-smi once per
+second. It also prints the most host memory, which it measures every five seconds. Memory that several processes share
+is counted once. If a notebook failed, the exit status is 1. Ctrl-C ends all processes.
 
-All kernels use one new Triton cache. This is the worst case: nothing is compiled before, and all kernels compile the
-same code at the same time, into one folder. With --triton-cache the folder is kept. A second run then measures a class
-that starts with compiled kernels. The script needs psutil, and nvidia-smi for a GPU.
+All processes use one new folder for the Triton cache. This is the worst case. No Triton kernel is compiled before, and
+all processes compile the same code at the same time. With --triton-cache the folder is kept. A second run then measures
+a class that starts with compiled code. The script needs psutil. On a machine with a GPU, it also needs nvidia-smi.
 """
 
 import argparse
@@ -33,11 +33,11 @@ import psutil
 ROOT = Path(__file__).resolve().parents[1]
 GIB = 1 << 30
 POLL_SECONDS = 1.0
-"""Seconds between two measurements of GPU memory."""
+"""The seconds between two measurements of GPU memory."""
 HOST_EVERY = 5
-"""Host memory is measured only once in so many polls, because counting shared pages takes time."""
+"""Host memory is measured once for this number of measurements of GPU memory, because it takes more time."""
 SECONDS = 1800
-"""Seconds that all notebooks together may take. The same number limits each cell."""
+"""The most seconds for all notebooks together. This is also the limit for each notebook cell."""
 
 
 @dataclass
@@ -46,7 +46,7 @@ class Seat:
 
     Attributes:
         process: runs the notebook.
-        start: time at which the kernel may start, on the clock ``time.monotonic()``.
+        start: the time at which the notebook was started, on the clock ``time.monotonic()``.
         first: seconds from ``start`` until the first code cell was done.
         total: seconds from ``start`` until the process ended.
         done: number of code cells that are done.
@@ -63,7 +63,7 @@ class Seat:
     stderr: str = ""
 
     def begin(self) -> None:
-        """Let the kernel start."""
+        """Tell the process to run the notebook."""
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.write("\n")
             self.process.stdin.flush()
@@ -114,18 +114,19 @@ def one(path: Path, cell_timeout_s: int) -> None:
 
 
 def send(**message) -> None:
-    """Send a message to the process that started this one. If that process has ended, end with an error."""
+    """Send a message to the parent process. If the parent process has ended, end with an error."""
     print(json.dumps(message), flush=True)
 
 
 def start_all(kernels: int, path: Path, seconds: int, private: str, triton_cache: str) -> list[Seat]:
-    """Start the processes. Their temporary files go into the folder ``private``, which the caller removes."""
+    """Start the processes. All temporary files go into the folder ``private``, which the caller must remove."""
     command = [sys.executable, __file__, "--one", "--seconds", str(seconds), str(path)]
     paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     inside = {**os.environ, "PYTHONPATH": paths, "TMPDIR": private, "TRITON_CACHE_DIR": triton_cache}
     seats = []
     try:
-        for _ in range(kernels):  # new sessions: Ctrl-C then reaches only this process, which ends the others
+        # Each process gets a new session, so that Ctrl-C reaches only this process, which then ends all others.
+        for _ in range(kernels):
             process = subprocess.Popen(
                 command, env=inside, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
             )
@@ -142,7 +143,7 @@ def start_all(kernels: int, path: Path, seconds: int, private: str, triton_cache
 
 
 def end_all(seats: list[Seat]) -> None:
-    """End all processes of all seats, kernels first."""
+    """End all processes of all seats. A process ends before the process that started it."""
     for process in reversed(family(seats)):
         try:
             process.kill()
@@ -166,7 +167,7 @@ def family(seats: list[Seat]) -> list[psutil.Process]:
 
 
 def host_bytes(processes: list[psutil.Process]) -> int:
-    """Return the memory of processes in bytes. On Linux, each of n processes counts 1/n of a page that they share."""
+    """Return the memory of processes in bytes. On Linux, memory that several processes share is counted once."""
     total = 0
     for process in processes:
         try:
@@ -178,7 +179,7 @@ def host_bytes(processes: list[psutil.Process]) -> int:
 
 
 def gpu_bytes() -> tuple[int, int] | None:
-    """Return (used, total) memory of the GPU in bytes, from nvidia-smi. None if there is no answer."""
+    """Return the used and the total memory of the GPU in bytes. If nvidia-smi gives no answer, return None."""
     if shutil.which("nvidia-smi") is None:
         return None
     number = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
@@ -192,7 +193,7 @@ def gpu_bytes() -> tuple[int, int] | None:
 
 
 def run(kernels: int, path: Path, seconds: int, triton_cache: str | None) -> int:
-    """Start all processes, wait for all, print the results, and return the exit status."""
+    """Start all processes, wait until all have ended, print the results, and return the exit status."""
     before = gpu_bytes()
     gpu_peak, host_peak, start = before[0] if before else 0, 0, time.monotonic()
     with tempfile.TemporaryDirectory(prefix="room-", ignore_cleanup_errors=True) as private:
@@ -243,8 +244,9 @@ def main() -> int:
         one(path, options.seconds)
         return 0
     kernels = (30 if gpu_bytes() else 4) if options.kernels is None else options.kernels
-    if kernels < 1 or options.seconds < 1:
-        parser.error(f"--kernels is {kernels} and --seconds {options.seconds}: both must be at least 1")
+    for name, number in (("--kernels", kernels), ("--seconds", options.seconds)):
+        if number < 1:
+            parser.error(f"{name} is {number}, but it must be at least 1")
     if not path.is_file():
         parser.error(f"the notebook {path} does not exist")
     signal.signal(signal.SIGTERM, signal.default_int_handler)

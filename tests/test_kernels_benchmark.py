@@ -107,7 +107,7 @@ def test_without_a_gpu_the_kernels_are_not_measured(kernels, monkeypatch, capsys
     monkeypatch.setattr(kernels, "DEVICE", torch.device("cpu"))
     monkeypatch.setattr(sys, "argv", ["kernels.py"])
     assert kernels.main() == 2
-    assert "no NVIDIA GPU here" in capsys.readouterr().err
+    assert "this machine has no NVIDIA GPU" in capsys.readouterr().err
 
 
 def test_the_page_on_speed_states_what_was_recorded():

@@ -121,7 +121,7 @@ def test_a_class_that_takes_too_long_is_ended(notebook):
 
 
 def test_wrong_arguments_are_refused(notebook, tmp_path):
-    for options, said in ((["--kernels", "0"], "--kernels is 0"), (["--seconds", "0"], "--seconds 0")):
+    for options, said in ((["--kernels", "0"], "--kernels is 0"), (["--seconds", "0"], "--seconds is 0")):
         ran = start(notebook(), *options)
         assert said in ran.communicate(timeout=60)[1] and ran.returncode == 2
     ran = start(tmp_path / "absent.ipynb")

@@ -16,21 +16,25 @@ from kvviz.cache.scale_views import CARVINGS
 from kvviz.cache.spec import CacheSpec
 
 _CGROUP_FILES = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"))
-"""The files that hold a container's memory limit and its use: cgroup version 2, then version 1."""
+"""Files with the memory limit and the used memory of a container. The first pair is of cgroup version 2, the second
+pair is of version 1."""
 
 ScaleViews = tuple[tuple[torch.Tensor, torch.Tensor], ...]
-"""``(k_scale_cache, v_scale_cache)`` for each layer, each of shape ``(B, N, H)`` in the mode's scale dtype."""
+"""For each layer, the pair ``(k_scale_cache, v_scale_cache)``. Both tensors have shape ``(B, N, H)`` and the scale
+dtype of the mode. B is the number of blocks, N the number of tokens per block, and H the number of KV heads."""
 
 
 @dataclass(frozen=True, eq=False)
 class KVCache:
-    """The buffers of one cache, and one view of them per layer.
+    """The buffers of one cache, and one KV view per layer.
 
     Attributes:
-        spec, layout: the arguments of :func:`allocate`.
-        storages: flat uint8 tensors: one for all layers, or one per layer.
-        kv_caches: one tensor per layer. Its shape is ``(B, 2, N, H, C)`` in the split packing and ``(B, H, N, 2C)``
-            in the packed one. C is the size of a cell in elements, and an element is uint8 or bfloat16.
+        spec: the size and the mode of the cache.
+        layout: the layout of the cache.
+        storages: flat uint8 tensors. There is one storage for all layers, or one storage per layer.
+        kv_caches: the KV view of each layer, of dtype uint8 or bfloat16. In the split packing, the shape is
+            ``(B, 2, N, H, C)``. In the packed packing, the shape is ``(B, H, N, 2C)``. C is the number of elements of a
+            cell.
     """
 
     spec: CacheSpec
@@ -43,24 +47,23 @@ class KVCache:
         return len(self.storages) == 1
 
     def storage_of(self, layer: int) -> Storage:
-        """Return the record of the storage that holds a layer. Its name is ``cache`` or, for example, ``layer 3``."""
+        """Return the storage of a layer. The name of the storage is ``cache`` or, for example, ``layer 3``."""
         records = geometry.storages(self.spec, self.layout, self._one_storage)
         return records[0 if self._one_storage else layer]
 
     def storages_by_name(self) -> dict[str, torch.Tensor]:
-        """Return the flat storages by the names of :meth:`storage_of`."""
+        """Return a dict with the flat tensor of each storage. The keys are the names of :meth:`storage_of`."""
         return {self.storage_of(layer).name: storage for layer, storage in enumerate(self.storages)}
 
     def owners(self) -> tuple[View, ...]:
-        """Return the rightful place of everything: each layer's K and V data, and its scales if the mode has scales.
+        """Return views of the rightful places of K data, V data and scales of all layers.
 
-        Data views count bytes: shape ``(B, N, H, data_bytes)``. Scale views have one element per cell: shape
-        ``(B, N, H)``. A scale lies in the last bytes of its cell. Without a tail those bytes belong to the data too.
+        The views are described at :func:`kvviz.cache.geometry.owners`.
         """
         return geometry.owners(self.spec, self.layout, self._one_storage)
 
     def writers(self, scales: ScaleViews) -> tuple[View, ...]:
-        """Return the geometry of scale views, carved in either way.
+        """Return the geometry of scale views. It does not matter how the scale views were carved.
 
         The names are ``layer 0 K scale``, ``layer 0 V scale``, and so on.
         """
@@ -71,23 +74,28 @@ class KVCache:
         )
 
     def carve_scales(self, carve: str = "strides") -> ScaleViews:
-        """Return the scale views of every layer. Their bytes stay as they are.
+        """Return the scale views of every layer. No byte of the cache changes.
 
         Args:
-            carve: ``shape`` (vLLM up to 0.25.1) or ``strides`` (0.26.0 and later).
+            carve: ``shape`` as in vLLM up to 0.25.1, or ``strides`` as in vLLM 0.26.0 and later.
 
         Raises:
-            ValueError: there is no such way to carve, the mode has no scales in the cache, or the scales would not
-                be aligned.
+            ValueError: ``carve`` is another word. Or the mode has no scales in the cache. Or an address of a scale
+                would not be a multiple of the size of a scale.
         """
         one_of("carve", carve, tuple(CARVINGS))
         mode = self.spec.mode
         if not mode.is_per_token_head:
-            raise ValueError(f"mode {mode.name} has no scales in the cache, so there are no scale views to carve")
+            raise ValueError(
+                f"mode {mode.name} has no scales in the cache, so it has no scale views: use a per-token-head mode"
+            )
         return tuple(CARVINGS[carve](kv, getattr(torch, mode.scale_dtype)) for kv in self.kv_caches)
 
     def ensure_scale_caches(self, carve: str = "strides") -> ScaleViews:
-        """Carve the scale views of every layer and fill them with 1.0, as vLLM's backend does at its first step."""
+        """Carve the scale views of every layer, and fill all scales with 1.0.
+
+        vLLM's backend does this before the first forward pass.
+        """
         views = self.carve_scales(carve)
         for pair in views:
             for scale in pair:
@@ -107,20 +115,22 @@ def allocate(
 
     Args:
         spec: the size and the mode of the cache.
-        layout: a Layout, or the name of one in ``LAYOUTS``.
-        device: a torch device. ``meta`` gives the geometry alone, without memory.
-        one_storage: True if all layers share one storage. The default is one storage per layer, and one for all
-            layers in a cross-layer layout.
+        layout: a Layout, or a name in ``LAYOUTS``.
+        device: a torch device. On ``meta``, tensors have shapes and strides, but no memory.
+        one_storage: True for one storage for all layers, False for one storage per layer. Default: False, but True in
+            a cross-layer layout.
         fill: an integer from 0 to 255.
 
     Raises:
-        ValueError: the layout does not exist or cannot pad its pages, ``fill`` is not a byte, or ``one_storage`` is
-            False with a cross-layer layout.
-        MemoryError: the buffers do not fit into the device's free memory. In this case nothing is allocated.
+        ValueError: the layout does not exist, or cannot pad pages. Or ``fill`` is not an integer from 0 to 255. Or
+            ``one_storage`` is False, but the layout is cross-layer.
+        MemoryError: the buffers do not fit into the free memory of the device. Nothing is then allocated.
     """
     layout = get_layout(layout)
     if not is_integer(fill) or fill > 255:
-        raise ValueError(f"fill is the value of every byte: it must be an integer from 0 to 255, not {fill!r}")
+        raise ValueError(
+            f"fill is {fill!r}, but it must be an integer from 0 to 255, because every byte gets this value"
+        )
     records = geometry.storages(spec, layout, one_storage)
     check_fits(spec.buffer_bytes, device)
     views = geometry.kv_views(spec, layout, one_storage)
@@ -135,18 +145,18 @@ def allocate(
 
 
 def block_runs(kv: torch.Tensor) -> tuple[np.ndarray, int]:
-    """Return the byte ranges of each block of a layer, from the strides of its KV view. A ``meta`` tensor is enough.
+    """Return the byte ranges of each block of a layer, computed from the strides of the KV view of the layer.
 
-    All ranges are as long as the layout allows: the bytes of a range are adjacent, and all ranges have one length.
+    A byte range is as long as the layout allows. All byte ranges have the same length. ``kv`` may be a ``meta`` tensor.
 
     Returns:
-        The first byte of each range in its storage, int64 ``(num_blocks, ranges)``, ascending within a block; and
-        the length of every range in bytes.
+        Two values. The first is an int64 array of shape ``(num_blocks, ranges)`` with the first byte of each range in
+        the storage. In each row, the numbers ascend. The second is the length of every range in bytes.
     """
     itemsize = length = kv.element_size()
     starts = np.zeros(1, np.int64)
-    # Go from the innermost axis to the outermost. If an axis leaves no gap, the ranges grow along it. After the first
-    # gap, each axis repeats the ranges.
+    # Go from the innermost axis to the outermost axis. As long as there is no gap between the bytes, each axis makes
+    # the range longer. After the first gap, each axis adds copies of the ranges.
     for step, size in sorted(zip(kv.stride()[1:], kv.shape[1:], strict=True)):
         if step * itemsize == length and len(starts) == 1:
             length *= size
@@ -157,20 +167,23 @@ def block_runs(kv: torch.Tensor) -> tuple[np.ndarray, int]:
 
 
 def check_fits(nbytes: int, device: str | torch.device) -> None:
-    """Raise MemoryError if ``nbytes`` are more than the device's free memory. ``meta`` has no limit."""
+    """Raise MemoryError if ``nbytes`` is more than the free memory of the device. On ``meta`` there is no limit."""
     device = torch.device(device)
     if device.type == "meta":
         return
     free = _free_gpu_bytes(device) if device.type == "cuda" else free_host_bytes()
     if nbytes > free:
         raise MemoryError(
-            f"the cache needs {nbytes} bytes and {device} has {free} bytes free: "
-            f"take fewer blocks or layers, or device='meta' to look at the geometry alone"
+            f"the cache needs {nbytes} bytes, but {device} has {free} bytes free: use fewer blocks or layers. "
+            "If you need only the geometry, use device='meta'."
         )
 
 
 def _free_gpu_bytes(device: torch.device) -> int:
-    """Return the GPU memory that this process can still take: less than the free memory if its share is limited."""
+    """Return how many bytes of GPU memory this process can still allocate.
+
+    A limit of ``gpu_budget.keep`` can make this number smaller than the free memory.
+    """
     free, total = torch.cuda.mem_get_info(device)
     held, used = torch.cuda.memory_reserved(device), torch.cuda.memory_allocated(device)
     allowed = int(total * torch.cuda.get_per_process_memory_fraction(device.index))
@@ -179,10 +192,10 @@ def _free_gpu_bytes(device: torch.device) -> int:
 
 
 def free_host_bytes() -> int:
-    """Return the free memory of the machine, or less if a cgroup (a container) limits this process."""
+    """Return the bytes of memory that this process can still use on the machine, or in its container (cgroup)."""
     free = psutil.virtual_memory().available
     for limit, used in _CGROUP_FILES:
-        with contextlib.suppress(OSError, ValueError):  # the file does not exist, or holds "max" for no limit
+        with contextlib.suppress(OSError, ValueError):  # the file does not exist, or contains "max" for no limit
             left = int(Path("/sys/fs/cgroup", limit).read_text()) - int(Path("/sys/fs/cgroup", used).read_text())
             free = min(free, max(left, 0))
     return free

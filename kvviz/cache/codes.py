@@ -1,11 +1,12 @@
-"""Quantise and dequantise cells in plain torch: what the bytes of a cell mean in each mode.
+"""Quantise and dequantise cells in plain torch. This module defines what the bytes of a cell mean in each mode.
 
-The Triton kernels must write the same bytes as this module, and byte maps decode with it. The formulas follow
-vLLM 0.33; the tests compare them with bytes that vLLM's kernels wrote. All arithmetic is in float32, and division
-rounds as IEEE 754 says.
+The Triton kernels must write the same bytes as this module, and byte maps use this module to decode bytes. The formulas
+follow vLLM 0.33. The tests compare the results with bytes that vLLM's kernels wrote. All arithmetic is in float32, and
+divisions are IEEE 754 divisions.
 
-A cell that holds NaN or infinity is poisoned: its scale becomes NaN and its codes become 0. Everything that is read
-from a poisoned cell is NaN. A mode without scales stores NaN as a NaN code; fp8 stores infinity as NaN too.
+If the input of a cell contains NaN or infinity, the cell is poisoned. The scale of a poisoned cell is NaN, and all
+codes are 0. So all values that are read from this cell are NaN. A mode without scales stores NaN as a NaN code. The
+mode fp8 stores infinity as NaN too.
 """
 
 from functools import lru_cache
@@ -15,33 +16,33 @@ import torch
 from kvviz.cache.modes import CODES, MODES, Mode, get_mode
 
 SMALLEST_SCALE = 1e-6
-"""Lower limit of a scale, as in vLLM: a cell of zeros must not lead to a division by zero."""
+"""The smallest scale, as in vLLM. Without this limit, a cell of zeros would lead to a division by zero."""
 
 ROTATION_SEED = 0x9E3779B9
-"""Seed of the signs of the rotation, as in vLLM. Every process must draw the same signs."""
+"""The seed for the signs of the rotation, as in vLLM. Every process must use the same signs."""
 
 BFLOAT16_NAN = 0x7FC0
-"""The bits that stand for every NaN in the mode bfloat16."""
+"""In the mode bfloat16, every NaN gets these bits."""
 
 
 def encode(x: torch.Tensor, mode: str | Mode) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Quantise cells.
 
     Args:
-        x: float32, bfloat16 or float16, shape ``(..., head_size)``.
-        mode: a Mode, or the name of one in ``MODES``. ``fp8`` uses the per-tensor scale 1.0, vLLM's default.
+        x: float32, bfloat16 or float16 tensor of shape ``(..., head_size)``.
+        mode: a Mode, or a name in ``MODES``. ``fp8`` uses the scale 1.0 for the whole tensor, which is vLLM's default.
 
     Returns:
-        The data bytes, uint8 ``(..., data_bytes)``, and the scales, shape ``(...)`` in the mode's scale dtype. The
-        scales are None for a mode without scales in the cache. An int4 scale carries its zero-point in its lowest
-        four bits.
+        Two tensors. The first contains the data bytes, uint8 of shape ``(..., data_bytes)``. The second contains the
+        scales, of shape ``(...)`` and of the scale dtype of the mode. The lowest four bits of an int4 scale hold the
+        zero point. For a mode without scales in the cache, the second value is None.
 
     Raises:
-        ValueError: the mode does not exist, or ``x`` does not hold floating-point numbers.
+        ValueError: the mode does not exist, or the dtype of ``x`` is not a floating-point type.
     """
     mode = get_mode(mode)
     if not x.is_floating_point():
-        raise ValueError(f"x must hold floating-point numbers, not {x.dtype}: convert it with x.float()")
+        raise ValueError(f"x has dtype {x.dtype}, but cells are made from floating-point numbers: pass x.float()")
     if mode.is_per_token_head:
         return _encode_with_scales(x, mode)
     if mode.code == "bfloat16":
@@ -55,7 +56,7 @@ def encode(x: torch.Tensor, mode: str | Mode) -> tuple[torch.Tensor, torch.Tenso
 def _encode_with_scales(x: torch.Tensor, mode: Mode) -> tuple[torch.Tensor, torch.Tensor]:
     values = (rotate(x) if mode.rotated else x).float()
     low, high = values.amin(-1), values.amax(-1)
-    # With a zero-point the codes cover [low, high]. Without one they cover [-largest, largest].
+    # If the mode has a zero point, the codes cover the interval [low, high]. Otherwise they cover [-span, span].
     span = high - low if mode.has_zero_point else torch.maximum(high, -low)
     poisoned = ~values.isfinite().all(-1) | ~span.isfinite()
     values = torch.where(poisoned[..., None], 0, values)
@@ -73,15 +74,15 @@ def _encode_with_scales(x: torch.Tensor, mode: Mode) -> tuple[torch.Tensor, torc
 def decode(data: torch.Tensor, scale: torch.Tensor | None, mode: str | Mode) -> torch.Tensor:
     """Dequantise cells.
 
-    Values of a rotated mode (int4) stay rotated, as they are stored. :func:`unrotate` undoes the rotation.
+    In a mode with rotation (int4), the values stay rotated. Call :func:`unrotate` to undo the rotation.
 
     Args:
-        data: the data bytes, uint8 ``(..., data_bytes)``.
-        scale: the scales, shape ``(...)``. None is right only for a mode without scales in the cache.
-        mode: a Mode, or the name of one in ``MODES``.
+        data: the data bytes, a uint8 tensor of shape ``(..., data_bytes)``.
+        scale: the scales, a tensor of shape ``(...)``. None for a mode without scales in the cache.
+        mode: a Mode, or a name in ``MODES``.
 
     Returns:
-        float32 ``(..., head_size)``.
+        A float32 tensor of shape ``(..., head_size)``.
 
     Raises:
         ValueError: the mode does not exist, or the scales are missing.
@@ -90,7 +91,7 @@ def decode(data: torch.Tensor, scale: torch.Tensor | None, mode: str | Mode) -> 
     if mode.code == "bfloat16":
         return data.contiguous().view(torch.bfloat16).float()
     if mode.is_per_token_head and scale is None:
-        raise ValueError(f"mode {mode.name} has one scale per cell: decode needs the scales, not None")
+        raise ValueError(f"mode {mode.name} has one scale per cell, but scale is None: pass the scales of the cells")
     values = _from_codes(_unpack(data, mode), mode)
     if mode.has_zero_point:
         values = values - (_bits_of(scale) & mode.zero_point_mask).float()[..., None]
@@ -98,7 +99,7 @@ def decode(data: torch.Tensor, scale: torch.Tensor | None, mode: str | Mode) -> 
 
 
 def _to_codes(scaled: torch.Tensor, mode: Mode) -> torch.Tensor:
-    """Round values that are divided by their scale to codes: uint8, one code per element."""
+    """Convert values to codes. The values are already divided by the scale. The result has one uint8 per element."""
     if mode.code == "int8":
         return _half_away(scaled).clamp(-128, 127).to(torch.int8).view(torch.uint8)
     if mode.code == "e4m3":
@@ -109,7 +110,7 @@ def _to_codes(scaled: torch.Tensor, mode: Mode) -> torch.Tensor:
 
 
 def _from_codes(codes: torch.Tensor, mode: Mode) -> torch.Tensor:
-    """Return the float32 value of each code, before zero-point and scale."""
+    """Return each code as a float32 number. Zero point and scale are not applied yet."""
     if mode.code == "int8":
         return codes.view(torch.int8).float()
     if mode.code == "e4m3":
@@ -120,17 +121,20 @@ def _from_codes(codes: torch.Tensor, mode: Mode) -> torch.Tensor:
 
 
 def _pack(codes: torch.Tensor, mode: Mode) -> torch.Tensor:
-    """Put codes into bytes. Of two codes in one byte, the first takes the low four bits."""
+    """Put codes into bytes. If a byte has two codes, the first code is in the low four bits."""
     return codes if mode.codes_per_byte == 1 else codes[..., 0::2] | codes[..., 1::2] << 4
 
 
 def _unpack(data: torch.Tensor, mode: Mode) -> torch.Tensor:
-    """Take codes out of bytes: the inverse of :func:`_pack`."""
+    """Undo :func:`_pack`. The result has one code per element."""
     return data if mode.codes_per_byte == 1 else torch.stack((data & 15, data >> 4), -1).flatten(-2)
 
 
 def _with_zero_point(scale: torch.Tensor, zero_point: torch.Tensor, mode: Mode) -> torch.Tensor:
-    """Replace the lowest bits of each scale by the zero-point. A float32 scale changes by less than 1 in 500,000."""
+    """Write the zero point into the lowest bits of each scale.
+
+    This changes a float32 scale by less than 1 / 500,000 of the scale.
+    """
     bits = _bits_of(scale)
     return (bits & ~mode.zero_point_mask | zero_point.to(bits.dtype)).view(scale.dtype)
 
@@ -143,29 +147,32 @@ def _bits_of(scale: torch.Tensor) -> torch.Tensor:
 def _unknown_code(mode: Mode) -> ValueError:
     scales = "with" if mode.is_per_token_head else "without"
     return ValueError(
-        f"mode {mode.name} stores {mode.code} codes {scales} scales, and kvviz.cache.codes has no formula for them: "
-        f"codes are one of {', '.join(CODES)}, and modes one of {', '.join(MODES)}"
+        f"mode {mode.name} stores {mode.code} codes {scales} scales, but kvviz.cache.codes has no formula for this "
+        f"combination: add a formula there, or use one of the modes {', '.join(MODES)}"
     )
 
 
 @lru_cache
 def rotation_signs(length: int, device: torch.device | str = "cpu") -> torch.Tensor:
-    """Return the fixed signs of the rotation: float32 ``(length,)`` of +1 and -1, the same in every process."""
+    """Return the signs of the rotation, as float32 of shape ``(length,)``. Each sign is +1 or -1.
+
+    The signs are the same in every process.
+    """
     generator = torch.Generator().manual_seed(ROTATION_SEED)
     return (2 * torch.bernoulli(torch.full((length,), 0.5), generator=generator) - 1).to(device)
 
 
 def rotation_run(head_size: int) -> int:
-    """Return how many adjacent elements the rotation mixes: the largest power of two that divides ``head_size``."""
+    """Return how many adjacent elements the rotation mixes. It is the largest power of two that divides head_size."""
     return head_size & -head_size
 
 
 def rotate(x: torch.Tensor) -> torch.Tensor:
-    """Rotate cells before they are quantised: this spreads a large element over its neighbours.
+    """Rotate cells before they are quantised. The rotation spreads a large element over the neighbouring elements.
 
-    Each group of :func:`rotation_run` elements is multiplied by fixed signs, and then by the unnormalised
-    Walsh-Hadamard matrix. The result is rounded to the dtype of ``x``. The sums are in float32 and in butterfly order,
-    as in the kernel, so that kernel and reference agree in every bit.
+    Each group of :func:`rotation_run` elements is multiplied by fixed signs, and then by the Walsh-Hadamard matrix,
+    without normalising. The sums are computed in float32, in the same order as in the kernel. So kernel and reference
+    give the same bits. The result is rounded to the dtype of ``x``.
     """
     length = rotation_run(x.shape[-1])
     groups = x.float().unflatten(-1, (-1, length)) * rotation_signs(length, x.device)
@@ -173,7 +180,7 @@ def rotate(x: torch.Tensor) -> torch.Tensor:
 
 
 def unrotate(y: torch.Tensor) -> torch.Tensor:
-    """Undo :func:`rotate`, in float32."""
+    """Undo :func:`rotate`. The result is float32."""
     length = rotation_run(y.shape[-1])
     groups = _hadamard(y.float().unflatten(-1, (-1, length)))
     return (groups * rotation_signs(length, y.device) / length).flatten(-2)
@@ -191,8 +198,10 @@ def _hadamard(groups: torch.Tensor) -> torch.Tensor:
 
 
 def _half_away(x: torch.Tensor) -> torch.Tensor:
-    """Round to the nearest integer, halves away from zero. The sum x + 0.5 is computed in float64, because float32
-    would round it for some x."""
+    """Round to the nearest integer, and halves away from zero.
+
+    The sum x + 0.5 is computed in float64, because in float32 the sum would be rounded for some x.
+    """
     return torch.copysign(torch.floor(x.abs().double() + 0.5), x.double()).float()
 
 

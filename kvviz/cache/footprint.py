@@ -1,8 +1,9 @@
-"""Compare the bytes that a launch should reach with the bytes that it really reaches.
+"""Compare the bytes that a launch should write with the bytes that the launch really writes.
 
-*Predicted* bytes follow from the views and from the slots that are written. *Observed* bytes come from an experiment:
-do the same work twice, in buffers filled with 0x00 and in buffers filled with 0xFF. A byte was reached unless it keeps
-its fill both times. So every write is seen, even a write of 0x00 or 0xFF.
+*Predicted* bytes are computed from the views and from the slots. *Observed* bytes come from an experiment. The same
+work is done twice, first in buffers filled with 0x00, then in buffers filled with 0xFF. If the value of a byte has
+changed at least once, the byte was written. This finds every write, because a written value cannot be equal to both
+fillings.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -14,7 +15,7 @@ import torch
 from kvviz.audit.view import View
 
 FILLS = (0x00, 0xFF)
-"""Two different values: a byte that is written cannot be equal to both."""
+"""The values with which the buffers are filled in the two executions."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,8 +23,8 @@ class Comparison:
     """Predicted and observed bytes of all storages.
 
     Attributes:
-        predicted, observed: by storage name, a bool array with one entry per byte. A storage that has no array on
-            one side counts as all False there.
+        predicted, observed: for each name of a storage, a bool array with one entry per byte. An entry is True if the
+            byte is predicted or observed. If a storage has no array, no byte of it is predicted or observed.
     """
 
     predicted: dict[str, np.ndarray]
@@ -31,17 +32,17 @@ class Comparison:
 
     @property
     def unpredicted(self) -> int:
-        """Bytes that were observed and not predicted."""
+        """Return how many bytes were observed, but not predicted."""
         return _count_only_in(self.observed, self.predicted)
 
     @property
     def unreached(self) -> int:
-        """Bytes that were predicted and not observed."""
+        """Return how many bytes were predicted, but not observed."""
         return _count_only_in(self.predicted, self.observed)
 
     @property
     def equal(self) -> bool:
-        """True if exactly the predicted bytes were reached."""
+        """Return True if the observed bytes are exactly the predicted bytes."""
         return not self.unpredicted and not self.unreached
 
     def __str__(self) -> str:
@@ -53,47 +54,50 @@ class Comparison:
 
 
 def _count_only_in(masks: dict[str, np.ndarray], others: dict[str, np.ndarray]) -> int:
-    """Count the bytes that are in ``masks`` and not in ``others``."""
+    """Count the bytes that are True in ``masks``, but not in ``others``."""
     return sum(int((mask & ~others[name] if name in others else mask).sum()) for name, mask in masks.items())
 
 
 def predict(views: Iterable[View], slots: Sequence[int]) -> dict[str, np.ndarray]:
-    """Return the bytes of ``views`` that belong to ``slots``: one bool array per storage, by name.
+    """Find the bytes of ``views`` that belong to ``slots``. Return a bool array per storage, by name.
 
     Args:
         views: views whose first two axes are block and token.
-        slots: token slots. Negative slots are padding and reach no byte.
+        slots: the slots of the written tokens. A negative slot is padding, and no byte belongs to it.
 
     Raises:
-        ValueError: a view has other axes, a slot is not an integer, or a slot is beyond the blocks of a view.
+        ValueError: the first two axes of a view are not block and token. Or a slot is not an integer. Or a view does
+            not have a slot.
     """
     numbers = np.asarray(slots)
     if numbers.size and not np.issubdtype(numbers.dtype, np.integer):
-        raise ValueError(f"slots must be integers, but they are {numbers.dtype}: {numbers.ravel()[:4].tolist()}")
+        raise ValueError(
+            f"slots must be integers, but the first slots are {numbers.ravel()[:4].tolist()}: pass integers"
+        )
     written = numbers[numbers >= 0].astype(np.int64)
     masks: dict[str, np.ndarray] = {}
     for view in views:
         if view.axes[:2] != ("block", "token"):
             raise ValueError(
-                f"{view.name} has the axes {view.axes}: the first two must be block and token, because a slot is a "
-                f"block and a token"
+                f"{view.name} has the axes {view.axes}, but the first two axes must be block and token: pass a view "
+                "with the axes of kvviz.cache.geometry.owners"
             )
         if len(written) and written.max() >= (limit := view.shape[0] * view.shape[1]):
-            raise ValueError(f"slot {written.max()} is beyond {view.name}, whose blocks hold slots 0 to {limit - 1}")
+            raise ValueError(f"slot {written.max()} does not exist: {view.name} has the slots 0 to {limit - 1}")
         mask = masks.setdefault(view.storage.name, np.zeros(view.storage.nbytes, bool))
         mask[view.bytes_of(view.starts[written // view.shape[1], written % view.shape[1]]).ravel()] = True
     return masks
 
 
 def observe(run: Callable[[int], dict[str, torch.Tensor]]) -> dict[str, np.ndarray]:
-    """Call ``run(0x00)`` and ``run(0xFF)``, and return the bytes that were reached.
+    """Call ``run(0x00)`` and ``run(0xFF)``, and return the bytes that were written.
 
     Args:
-        run: a function of one argument. It allocates buffers in which every byte has that value, does its work, and
-            returns the storages (uint8) by name.
+        run: a function with the argument ``fill``. It allocates buffers in which every byte has the value ``fill``.
+            Then it does the work. It returns a dict with the uint8 tensor of each storage, by name.
 
     Returns:
-        One bool array per storage, by name.
+        For each name of a storage, a bool array with one entry per byte.
 
     Raises:
         ValueError: a storage is a ``meta`` tensor.
@@ -102,7 +106,7 @@ def observe(run: Callable[[int], dict[str, torch.Tensor]]) -> dict[str, np.ndarr
     for fill in FILLS:
         for name, storage in run(fill).items():
             if storage.is_meta:
-                raise ValueError(f"storage {name!r} is a meta tensor, which has no bytes to observe: allocate on cpu")
+                raise ValueError(f"storage {name!r} is a meta tensor, which has no bytes: allocate the storage on cpu")
             changed = (storage != fill).cpu().numpy()
             reached[name] = reached[name] | changed if name in reached else changed
     return reached

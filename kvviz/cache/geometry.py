@@ -1,9 +1,9 @@
-"""Where the bytes of a cache lie, in plain integers: for example, layer 1's K data start at byte 4,352.
+"""Computes where the bytes of a cache lie. For example, the K data of layer 1 start at byte 4,352.
 
-``allocate`` makes tensors with exactly this geometry. Code that must work without torch uses these views directly.
+``allocate`` makes tensors with this geometry. Code that must work without torch uses the views of this module.
 
-Every function has the same three arguments: the spec, the layout, and ``one_storage``. True means that one storage
-holds all layers. None means the default: one storage per layer, or one for all layers in a cross-layer layout.
+Every function has the arguments ``spec``, ``layout`` and ``one_storage``. If ``one_storage`` is True, one storage holds
+all layers. If it is False, each layer has its own storage. The default is False, but True in a cross-layer layout.
 """
 
 from kvviz.audit.view import Storage, View
@@ -15,7 +15,9 @@ SCALE_AXES = ("block", "token", "head")
 
 
 def storages(spec: CacheSpec, layout: Layout, one_storage: bool | None = None) -> tuple[Storage, ...]:
-    """Return the storages of a cache: one named ``cache``, or one per layer, named ``layer 0``, ``layer 1``, ...
+    """Return the storages of a cache. A single storage has the name ``cache``.
+
+    If there is one storage per layer, the names are ``layer 0``, ``layer 1``, and so on.
 
     Raises:
         ValueError: ``one_storage`` is False, but the layout is cross-layer.
@@ -23,7 +25,7 @@ def storages(spec: CacheSpec, layout: Layout, one_storage: bool | None = None) -
     if layout.cross_layer and one_storage is False:
         raise ValueError(
             f"layout {layout.name} puts all layers into one buffer, so one_storage must not be False: "
-            f"leave it out, or choose a layout with layers outside blocks"
+            "leave out one_storage, or use a layout with layers outside blocks"
         )
     if layout.cross_layer or one_storage or spec.num_layers == 1:
         return (Storage("cache", spec.buffer_bytes),)
@@ -31,13 +33,14 @@ def storages(spec: CacheSpec, layout: Layout, one_storage: bool | None = None) -
 
 
 def kv_views(spec: CacheSpec, layout: Layout, one_storage: bool | None = None) -> tuple[View, ...]:
-    """Return the geometry of each layer's KV view, the tensor that an attention backend gets.
+    """Return the KV view of each layer. An attention backend gets tensors with this geometry.
 
-    The shape is ``(B, 2, N, H, C)`` in the split packing and ``(B, H, N, 2C)`` in the packed one. C is the size of a
-    cell in elements: one byte per element in a quantised mode, two in bfloat16.
+    In the split packing, the shape is ``(B, 2, N, H, C)``. In the packed packing, the shape is ``(B, H, N, 2C)``. B is
+    the number of blocks, N of tokens per block, H of KV heads, and C of elements per cell. An element has one byte in a
+    quantised mode, and two bytes in bfloat16.
 
     Raises:
-        ValueError: the layout cannot pad its pages, or cannot have one storage per layer.
+        ValueError: the layout cannot pad pages, or cannot have one storage per layer.
     """
     sizes = {**layout.axis_sizes(spec), "C": spec.cell_bytes // spec.element_bytes}
     if layout.packing == "packed":
@@ -45,7 +48,7 @@ def kv_views(spec: CacheSpec, layout: Layout, one_storage: bool | None = None) -
     else:
         letters, axes = "BKNHC", ("block", "half", "token", "head", "element")
     steps = layout.strides_bytes(spec)
-    # strides_bytes counts single bytes. Here, the innermost axis steps by one element instead.
+    # The numbers of strides_bytes are bytes, but the strides of a view count elements.
     stride = tuple(steps[letter] // spec.element_bytes for letter in letters[:-1]) + (1,)
     shape = tuple(sizes[letter] for letter in letters)
     return tuple(
@@ -55,10 +58,11 @@ def kv_views(spec: CacheSpec, layout: Layout, one_storage: bool | None = None) -
 
 
 def owners(spec: CacheSpec, layout: Layout, one_storage: bool | None = None) -> tuple[View, ...]:
-    """Return the rightful place of everything in a cache: each layer's K and V data, and then its scales if it has any.
+    """Return views of the rightful places of K data, V data and scales of all layers.
 
-    Data views count bytes: shape ``(B, N, H, data_bytes)``. Scale views have one element per cell: shape
-    ``(B, N, H)``. A scale lies in the last bytes of its cell. Without a tail those bytes belong to the data as well.
+    An element of a data view is one byte, and the shape is ``(B, N, H, data_bytes)``. An element of a scale view is the
+    scale of one cell, and the shape is ``(B, N, H)``. Scale views exist only if the mode has scales in the cache. A
+    scale lies in the last bytes of a cell. If cells have no tail, these bytes belong to the data too.
     """
     steps = layout.strides_bytes(spec)
     shape = (spec.num_blocks, spec.block_size, spec.num_kv_heads)
@@ -77,7 +81,7 @@ def owners(spec: CacheSpec, layout: Layout, one_storage: bool | None = None) -> 
 
 
 def _layers(spec: CacheSpec, layout: Layout, one_storage: bool | None) -> list[tuple[int, Storage, int]]:
-    """Return each layer's number, its storage, and the byte of that storage where the layer starts."""
+    """Return for each layer its number, its storage, and the byte of the storage at which the layer starts."""
     held, step = storages(spec, layout, one_storage), layout.strides_bytes(spec)["L"]
     if len(held) == 1:
         return [(layer, held[0], layer * step) for layer in range(spec.num_layers)]

@@ -1,16 +1,17 @@
-"""The physical order of a KV cache: which axis is outside which, and the byte strides that follow from the order.
+"""Defines the layouts of a KV cache. A layout is an order of six axes, and the byte strides follow from the order.
 
-For example, ``NHD`` means that in each page all heads of the first token come first. A layout is an order of six axes:
-``L`` (layer), ``B`` (block), ``K`` (K or V), ``H`` (KV head), ``N`` (token in the block) and ``C`` (byte in the cell).
-There are two packings:
+For example, a page of the layout ``NHD`` starts with all heads of the first token. The six axes are ``L`` (layer),
+``B`` (block), ``K`` (K or V), ``H`` (KV head), ``N`` (token in the block) and ``C`` (byte in the cell). There are two
+packings:
 
-* *split* (vLLM 0.20 to 0.25): a page has a K half with all its K cells, then a V half. The names are NHD and HND.
+* *split* (vLLM 0.20 to 0.25): a page has a K half with all K cells, then a V half. The names contain NHD or HND.
 * *packed* (vLLM 0.26 and later): the K cell and the V cell of one token and head are adjacent. The names are LBHNC to
   BHLNC. In these names, C stands for both cells.
 
-If B is outside L, one buffer holds all layers (cross-layer). Otherwise each layer can have its own buffer.
+If B is outside L, one buffer holds all layers, and the layout is cross-layer. Otherwise each layer can have its own
+buffer.
 
-To add a layout, add its order to ``_SPLIT`` or its name to ``_PACKED``. Everything else follows from the order.
+To add a layout, add an order to ``_SPLIT`` or a name to ``_PACKED``. No other change is needed.
 """
 
 from dataclasses import dataclass
@@ -36,20 +37,22 @@ _OLDER_PACKED_NAMES = {
     ("NHD", True): "BLNHC",
     ("HND", True): "BHLNC",
 }
-"""The layout that vLLM 0.26 and 0.27 used for an older name, by (name, is it cross-layer?)."""
+"""The packed layouts for the older names. vLLM 0.26 and 0.27 used these names. A key is a name, and True if the layout
+is cross-layer."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """One physical order.
+    """One layout of a KV cache.
 
     Attributes:
-        name: vLLM's name.
+        name: the name of the layout in vLLM.
         packing: ``split`` or ``packed``.
-        order: the six letters of :data:`AXES`, from the outermost axis to the innermost. C comes last.
+        order: the six letters of :data:`AXES`, from the outermost axis to the innermost axis. C is the last letter.
 
     Raises:
-        ValueError: the packing does not exist, or the order does not have each letter once with C at the end.
+        ValueError: the packing does not exist. Or the order does not contain each letter exactly once. Or C is not the
+            last letter.
     """
 
     name: str
@@ -60,16 +63,17 @@ class Layout:
         one_of("packing", self.packing, PACKINGS)
         if sorted(self.order) != sorted(AXES) or self.order[-1] != "C":
             raise ValueError(
-                f"the order of layout {self.name} is {self.order!r}: it must have each letter of {AXES} once, C last"
+                f"the order of layout {self.name} is {self.order!r}, but it must contain each letter of {AXES} exactly "
+                "once, and C must be the last letter"
             )
 
     @property
     def cross_layer(self) -> bool:
-        """True if one buffer holds all layers, because blocks are outside layers."""
+        """Return True if one buffer holds all layers. This is so if blocks are outside layers."""
         return self.order.index("B") < self.order.index("L")
 
     def axis_sizes(self, spec: CacheSpec) -> dict[str, int]:
-        """Return the size of each axis in :data:`AXES`. For C this is the number of bytes of one cell."""
+        """Return the size of each axis in :data:`AXES`. The size of C is the number of bytes of one cell."""
         return {
             "L": spec.num_layers,
             "B": spec.num_blocks,
@@ -80,13 +84,13 @@ class Layout:
         }
 
     def strides_bytes(self, spec: CacheSpec) -> dict[str, int]:
-        """Return the byte stride of each axis in :data:`AXES`, for one storage that holds all layers.
+        """Return the stride of each axis in :data:`AXES` in bytes, for one storage that holds all layers.
 
-        If pages are padded, the step from page to page is the padded size. Pages follow each other along L or B,
-        whichever is further inside. The steps of all axes outside this axis are larger too.
+        The page axis is L or B. It is the inner one of these two axes. If pages are padded, the stride of the page axis
+        is ``page_size_padded``, and the strides of all axes outside the page axis grow too.
 
         Raises:
-            ValueError: pages are padded, but KV heads are outside the page. vLLM 0.33 refuses this too.
+            ValueError: pages are padded, but KV heads are outside the page. vLLM 0.33 also refuses such a cache.
         """
         page_axis = max("LB", key=self.order.index)
         padded = spec.page_size_padded
@@ -109,14 +113,14 @@ LAYOUTS = {
     # In the packed packing, axis K stands directly before axis C in the order.
     **{name: Layout(name, "packed", name.replace("C", "KC")) for name in _PACKED},
 }
-"""Every layout by name."""
+"""All layouts by name."""
 
 
 def get_layout(layout: str | Layout) -> Layout:
-    """Return the layout of that name. A Layout is returned as it is.
+    """Return the layout with this name. If the argument is a Layout, return the argument.
 
     Raises:
-        ValueError: the layout does not exist. The message names the nearest one.
+        ValueError: no layout has this name. The message contains the nearest name.
     """
     return layout if isinstance(layout, Layout) else LAYOUTS[one_of("layout", layout, tuple(LAYOUTS))]
 
@@ -127,8 +131,8 @@ def released_layout(kv_cache_layout: str, cross_layer: bool, packing: str = "spl
     Args:
         kv_cache_layout: ``NHD`` or ``HND``.
         cross_layer: True if one buffer holds all layers.
-        packing: ``split`` for vLLM 0.20 to 0.25, ``packed`` for 0.26 and 0.27. In the packed form, for example,
-            per-layer NHD is LBNHC.
+        packing: ``split`` for vLLM 0.20 to 0.25, ``packed`` for 0.26 and 0.27. For example, the packed layout for
+            ``NHD`` is LBNHC, if each layer has its own buffer.
 
     Raises:
         ValueError: the name or the packing does not exist.

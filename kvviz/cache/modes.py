@@ -1,10 +1,10 @@
-"""The modes in which a KV cache stores its elements: one record per value of vLLM's ``kv_cache_dtype``.
+"""Defines the modes of a KV cache. There is one record per mode, and a mode is a value of vLLM's ``kv_cache_dtype``.
 
-For example, the mode ``fp8_per_token_head`` stores one byte per element and one float32 scale per cell. All other
-code reads such facts from the record: ``get_mode("fp8_per_token_head").scale_bytes`` is 4. ``kvviz.cache.codes``
-encodes and decodes cells; JavaScript gets the record as data from :meth:`Mode.as_data`.
+For example, the mode ``fp8_per_token_head`` stores one byte per element and one float32 scale per cell. All other code
+reads such facts from the record. For example, ``get_mode("fp8_per_token_head").scale_bytes`` is 4. The module
+``kvviz.cache.codes`` encodes and decodes cells. JavaScript gets the facts of a record from :meth:`Mode.as_data`.
 
-To add a mode, add a line to ``_ALL``. If the mode has a new kind of code, add a line to :data:`CODES` as well.
+To add a mode, add a line to ``_ALL``. If the mode has a new kind of code, also add a line to :data:`CODES`.
 """
 
 import math
@@ -13,20 +13,20 @@ from dataclasses import dataclass
 from kvviz.audit.arguments import one_of
 
 ZERO_POINT_MASK = 0xF
-"""The bits of a scale that hold the zero-point, in a mode that has one: vLLM takes the lowest four."""
+"""In a mode with zero points, the lowest four bits of a scale hold the zero point, as in vLLM."""
 
 
 @dataclass(frozen=True)
 class Code:
-    """One kind of code: the number that a cache stores for one element.
+    """One kind of code. A code is the number that a cache stores for one element.
 
     Attributes:
-        bits: the size of one code in bits: 16, 8 or 4.
-        largest: the largest code. A cell's scale maps the largest element of the cell to this code. 0.0 if the code
-            never has a scale.
-        label: the words that a picture writes on the codes of a cell.
-        values: the number that each code stands for, before zero-point and scale, by the bits of the code. Empty for
-            bfloat16, whose elements are not decoded one by one.
+        bits: the size of one code in bits, which is 16, 8 or 4.
+        largest: the largest code. The scale maps the largest element of a cell to this code. It is 0.0 for a kind of
+            code that never has a scale.
+        label: the text that a picture shows for the codes of a cell.
+        values: ``values[c]`` is the number of the code with the bits ``c``, without zero point and scale. For bfloat16
+            it is empty.
     """
 
     bits: int
@@ -36,9 +36,10 @@ class Code:
 
 
 def _float_values(exponent_bits: int, mantissa_bits: int) -> tuple[float, ...]:
-    """Return the value of every code of a small float without infinity: sign, exponent, mantissa.
+    """Return the value of every code of a small float format. The format has a sign bit, and no infinity.
 
-    For e4m3 (4 and 3 bits) the exponent's bias is 7, and the code with all bits set is NaN.
+    For e4m3 (4 bits of exponent, 3 bits of mantissa), the bias of the exponent is 7. If all bits except the sign are 1,
+    the code is NaN.
     """
     bias, half = 2 ** (exponent_bits - 1) - 1, 1 << mantissa_bits
     sizes = []
@@ -56,10 +57,10 @@ CODES = {
     "int8": Code(8, 127.0, "int8 codes, 1 byte each", (*range(128), *range(-128, 0))),
     "int4": Code(4, 15.0, "int4 codes, two in a byte", tuple(range(16))),
 }
-"""Every kind of code by name. ``e4m3`` is torch's ``float8_e4m3fn``. ``int4`` is unsigned: 0 to 15."""
+"""All kinds of code by name. In torch, ``e4m3`` is called ``float8_e4m3fn``. ``int4`` codes are unsigned, 0 to 15."""
 
 SCALE_BYTES = {"": 0, "float32": 4, "float16": 2}
-"""Bytes of one scale, by torch's name of its dtype. The empty name means that a cell has no scale."""
+"""The size of one scale in bytes, by the name of its dtype in torch. The empty name means that cells have no scale."""
 
 
 @dataclass(frozen=True)
@@ -68,12 +69,12 @@ class Mode:
 
     Attributes:
         name: the value of vLLM's ``kv_cache_dtype``.
-        code: the name of its kind of code in :data:`CODES`.
-        scale_dtype: torch's name of the dtype of a cell's scale, or "" if a cell has no scale. vLLM 0.20 to 0.33
-            uses float32.
-        scale_label: the words that a picture writes on a scale. For a mode without scales: a sentence that says why.
+        code: the kind of code, a name in :data:`CODES`.
+        scale_dtype: the name in torch of the dtype of a scale. It is "" if cells have no scale. vLLM 0.20 to 0.33 uses
+            float32.
+        scale_label: the text that a picture shows for a scale. In a mode without scales, it says why there are none.
         rotated: True if the elements of a cell are rotated before they are quantised.
-        has_zero_point: True if the lowest four bits of a scale hold a zero-point.
+        has_zero_point: True if the lowest four bits of a scale hold a zero point.
 
     Raises:
         ValueError: the kind of code or the dtype of the scale does not exist.
@@ -92,56 +93,56 @@ class Mode:
 
     @property
     def code_bits(self) -> int:
-        """Bits of one code."""
+        """Return the size of one code in bits."""
         return CODES[self.code].bits
 
     @property
     def code_label(self) -> str:
-        """The words that a picture writes on the codes of a cell."""
+        """Return the text that a picture shows for the codes of a cell."""
         return CODES[self.code].label
 
     def codes_in(self, byte: int) -> tuple[float, ...]:
-        """Return the numbers that the codes in one byte stand for: one, or two with the low four bits first."""
+        """Return the number of each code in a byte. If a byte has two codes, the code in the low four bits is first."""
         values = CODES[self.code].values
         return (values[byte],) if self.codes_per_byte == 1 else (values[byte & 15], values[byte >> 4])
 
     @property
     def can_decode_bytes(self) -> bool:
-        """True if :meth:`codes_in` works for this mode: its codes have at most 8 bits."""
+        """Return True if :meth:`codes_in` works for this mode. This needs codes of at most 8 bits."""
         return bool(CODES[self.code].values)
 
     @property
     def largest_code(self) -> float:
-        """The largest code. The scale of a cell maps the largest element to this code."""
+        """Return the largest code. The scale of a cell maps the largest element of the cell to this code."""
         return CODES[self.code].largest
 
     @property
     def scale_bytes(self) -> int:
-        """Bytes of the scale of one cell: 4 for float32, 0 for a mode without scales."""
+        """Return the size of the scale of one cell in bytes. It is 0 in a mode without scales."""
         return SCALE_BYTES[self.scale_dtype]
 
     @property
     def is_per_token_head(self) -> bool:
-        """True if each cell has a scale of its own inside the cache."""
+        """Return True if each cell has its own scale inside the cache."""
         return self.scale_bytes > 0
 
     @property
     def codes_per_byte(self) -> int:
-        """Codes in one byte: 2 for codes of 4 bits, else 1."""
+        """Return how many codes one byte holds. It is 2 for codes of 4 bits, otherwise 1."""
         return max(1, 8 // self.code_bits)
 
     @property
     def element_bytes(self) -> int:
-        """Bytes of one element of the KV view: 2 for bfloat16, 1 for every quantised mode."""
+        """Return the size of one element of the KV view in bytes. It is 2 for bfloat16, otherwise 1."""
         return max(1, self.code_bits // 8)
 
     @property
     def zero_point_mask(self) -> int:
-        """The bits of a scale that hold the zero-point: 15, or 0 for a mode without a zero-point."""
+        """Return 15 if the lowest four bits of a scale hold the zero point. Otherwise return 0."""
         return ZERO_POINT_MASK if self.has_zero_point else 0
 
     def as_data(self) -> dict:
-        """Return what a decoder needs as a plain dict, which JSON can hold: JavaScript gets this dict. NaN is None."""
+        """Return the facts that a decoder in JavaScript needs, as a dict for JSON. NaN becomes None."""
         values = CODES[self.code].values if self.is_per_token_head else ()
         return {
             "name": self.name,
@@ -171,13 +172,13 @@ _ALL = (
 )
 
 MODES = {mode.name: mode for mode in _ALL}
-"""Every mode by name. vLLM's ``auto`` for a bfloat16 model is ``bfloat16``."""
+"""All modes by name. In vLLM, the value ``auto`` means ``bfloat16`` for a bfloat16 model."""
 
 
 def get_mode(mode: "str | Mode") -> Mode:
-    """Return the mode of that name. A Mode is returned as it is.
+    """Return the mode with this name. If the argument is a Mode, return the argument.
 
     Raises:
-        ValueError: the mode does not exist. The message names the nearest one.
+        ValueError: no mode has this name. The message contains the nearest name.
     """
     return mode if isinstance(mode, Mode) else MODES[one_of("kv_cache_dtype", mode, tuple(MODES))]

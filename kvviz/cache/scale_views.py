@@ -1,48 +1,54 @@
-"""Carve scale views out of a KV buffer, in the two ways of vLLM's Triton backend.
+"""Carves scale views from a KV view, in the two ways of vLLM's Triton backend.
 
-Up to vLLM 0.25.1 the backend computes the views from the *shape* of the KV view. From 0.26.0 on it reads the
-*strides*. Both ways return two views per layer, for the scales of K and of V. Each has shape ``(B, N, H)`` and lies in
-the same storage as the KV view. Scales are float32 in all released modes.
+Up to vLLM 0.25.1, the backend computes the scale views from the *shape* of the KV view. From vLLM 0.26.0 on, it uses
+the *strides*. In both ways, a layer gets two scale views, one for K and one for V. Each scale view has shape
+``(B, N, H)``, and lies in the storage of the KV view. Scales are float32 in all released modes.
+
+In all shapes, B is the number of blocks, N the tokens per block, H the KV heads, and C the elements of a cell.
 """
 
 import torch
 
 
 def kv_halves(kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the K cells and the V cells of one layer's KV view, each ``(B, N, H, C)``. Both share its memory.
+    """Return the K cells and the V cells of the KV view of one layer. No byte is copied.
+
+    Both results have shape ``(B, N, H, C)``.
 
     Raises:
-        ValueError: the shape is neither ``(B, 2, N, H, C)`` nor ``(B, H, N, 2C)``, or the innermost stride is not 1.
+        ValueError: the innermost stride is not 1. Or the shape is not ``(B, 2, N, H, C)`` and not ``(B, H, N, 2C)``.
     """
     if kv_cache.dim() and kv_cache.stride(-1) != 1:
         raise ValueError(
-            f"the KV view's innermost stride is {kv_cache.stride(-1)}, not 1: the bytes of a cell must be adjacent"
+            f"the innermost stride is {kv_cache.stride(-1)}, but it must be 1, because the bytes of a cell must be "
+            "adjacent: pass the KV view that allocate() made"
         )
     if kv_cache.dim() == 5 and kv_cache.shape[1] == 2:
         return kv_cache[:, 0], kv_cache[:, 1]
     if kv_cache.dim() == 4 and kv_cache.shape[-1] % 2 == 0:
         cell = kv_cache.shape[-1] // 2
         return kv_cache[..., :cell].transpose(1, 2), kv_cache[..., cell:].transpose(1, 2)
-    raise ValueError(f"a KV view has shape (B, 2, N, H, C) or (B, H, N, 2C), not {tuple(kv_cache.shape)}")
+    raise ValueError(
+        f"the KV view has shape {tuple(kv_cache.shape)}: pass a view of shape (B, 2, N, H, C) or (B, H, N, 2C)"
+    )
 
 
 def carve_from_shape(
     kv_cache: torch.Tensor, scale_dtype: torch.dtype = torch.float32
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Carve as vLLM did up to 0.25.1: compute the strides from the shape alone.
+    """Carve scale views as vLLM did up to 0.25.1. The strides are computed from the shape only.
 
-    This is right only for a dense ``(B, 2, N, H, C)`` buffer that starts where its *storage* starts. The view's own
-    strides and its storage offset are not read. For any other buffer the scale views lie in the wrong place (vLLM
-    issue 48412).
+    The strides and the storage offset of the KV view are not used. So the scale views are correct only if the KV view
+    is dense, and starts at the start of the *storage*. For every other KV view, the scale views lie in the wrong place
+    (vLLM issue 48412).
 
     Raises:
-        ValueError: the view is not in the split packing, or a size is not a multiple of the scale's bytes.
+        ValueError: the KV view does not have the split packing. Or a size is not a multiple of the size of a scale.
     """
     if kv_cache.dim() != 5:
         raise ValueError(
-            f"carving from the shape needs a KV view of the split packing (B, 2, N, H, C), as in vLLM 0.20 to 0.25, "
-            f"but this view has shape {tuple(kv_cache.shape)}. No release carves the packed form from its shape: "
-            f"carve from the strides"
+            f"the KV view has shape {tuple(kv_cache.shape)}, but only the split packing (B, 2, N, H, C) of vLLM 0.20 "
+            "to 0.25 can be carved from the shape: carve from the strides"
         )
     blocks, _, tokens, heads, cell = kv_cache.shape
     elements, width = _storage_as(scale_dtype, kv_cache), scale_dtype.itemsize
@@ -57,10 +63,12 @@ def carve_from_shape(
 def carve_from_strides(
     kv_cache: torch.Tensor, scale_dtype: torch.dtype = torch.float32
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Carve as vLLM does from 0.26.0 on: divide the view's own strides and storage offset by the scale's bytes.
+    """Carve scale views as vLLM does from 0.26.0 on.
+
+    The strides and the storage offset of the KV view are divided by the size of a scale.
 
     Raises:
-        ValueError: a stride or the offset is not a multiple of the scale's bytes.
+        ValueError: a stride or the offset is not a multiple of the size of a scale.
     """
     elements, width = _storage_as(scale_dtype, kv_cache), scale_dtype.itemsize
     views = []
@@ -75,13 +83,13 @@ def carve_from_strides(
 
 
 CARVINGS = {"shape": carve_from_shape, "strides": carve_from_strides}
-"""Both ways to carve, by the name that ``KVCache.carve_scales`` takes."""
+"""Both ways to carve. The names are the values of the argument ``carve`` of ``KVCache.carve_scales``."""
 
 
 def _storage_as(dtype: torch.dtype, kv_cache: torch.Tensor) -> torch.Tensor:
     """Return the whole storage of a KV view as a flat tensor of ``dtype``."""
     if kv_cache.element_size() != 1:
-        raise ValueError(f"scales are carved from a cache with one byte per element, not from {kv_cache.dtype}")
+        raise ValueError(f"the KV view has dtype {kv_cache.dtype}, but scales need a cache with one byte per element")
     storage = kv_cache.untyped_storage()
     _check_multiple("the storage", storage.nbytes(), dtype)
     return torch.empty(0, dtype=torch.uint8, device=kv_cache.device).set_(storage).view(dtype)
@@ -91,5 +99,6 @@ def _check_multiple(what: str, nbytes: int, dtype: torch.dtype) -> None:
     if nbytes % dtype.itemsize:
         name = str(dtype).removeprefix("torch.")
         raise ValueError(
-            f"{what} is {nbytes} bytes, not a multiple of {dtype.itemsize}: {name} scales cannot be carved from it"
+            f"{what} is {nbytes} bytes, not a multiple of {dtype.itemsize}, so {name} scales cannot be carved: use a "
+            f"cache in which all strides and offsets are multiples of {dtype.itemsize} bytes"
         )

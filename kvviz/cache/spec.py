@@ -1,10 +1,10 @@
-"""CacheSpec: the size and the mode of one KV cache, and the number of bytes of each of its parts.
+"""Defines the size and the mode of a KV cache, and computes the number of bytes of each part.
 
-There are three page sizes. To confuse two of them is a bug that vLLM had (PR 48411):
+There are three page sizes. vLLM once used the first size where the second size was needed (PR 48411):
 
-* ``real_page_size_bytes`` counts the data of K and V alone, without scales;
-* ``content_page_size_bytes`` counts data and tails (the scales);
-* ``page_size_bytes`` is the step from one page to the next, with padding.
+* ``real_page_size_bytes`` counts only the data of K and V.
+* ``content_page_size_bytes`` counts the data and the tails, in which the scales lie.
+* ``page_size_bytes`` is the distance from the start of one page to the start of the next page. It includes padding.
 """
 
 from dataclasses import dataclass
@@ -20,17 +20,17 @@ class CacheSpec:
     """Size and mode of a KV cache. All sizes are in bytes.
 
     Args:
-        num_layers, num_blocks, block_size, num_kv_heads, head_size: vLLM's words, each an integer of at least 1.
-        kv_cache_dtype: the name of a mode in ``kvviz.cache.modes.MODES``. A Mode is replaced by its name. The
-            per-token-head modes have one scale per cell: ``int8_per_token_head``, ``fp8_per_token_head`` and
-            ``int4_per_token_head``.
-        tail: True if each cell has room for its scale after its data. False gives the buffer of vLLM issue 48412,
-            shape ``(176452, 2, 24, 2, 16, 64)``: a cell has only ``data_bytes``, and the scale's place is the last
-            four *data* bytes. A mode without scales has no tail in either case.
-        page_size_padded: the step from one page to the next in bytes, or None for no padding.
+        num_layers, num_blocks, block_size, num_kv_heads, head_size: integers of at least 1. The names are vLLM's names.
+        kv_cache_dtype: the name of a mode in ``kvviz.cache.modes.MODES``. A Mode is also accepted, and is replaced by
+            the name of the mode.
+        tail: True if each cell has a tail for the scale. If it is False, a cell has only ``data_bytes``, and the scale
+            lies on the last four *data* bytes. The buffer of vLLM issue 48412 has no tails. Its shape is
+            ``(176452, 2, 24, 2, 16, 64)``. In a mode without scales, cells never have a tail.
+        page_size_padded: the distance from the start of one page to the start of the next page in bytes. None means
+            that pages have no padding.
 
     Raises:
-        ValueError: a value is out of range. The message has the value and says what would be right.
+        ValueError: a value is not allowed. The message contains the value, and says which values are allowed.
     """
 
     num_layers: int
@@ -48,11 +48,11 @@ class CacheSpec:
         mode = get_mode(self.kv_cache_dtype)
         object.__setattr__(self, "kv_cache_dtype", mode.name)
         if not isinstance(self.tail, bool):
-            raise ValueError(f"tail must be True or False, not {self.tail!r}")
+            raise ValueError(f"tail is {self.tail!r}, but it must be True or False")
         if self.head_size % mode.codes_per_byte:
             raise ValueError(
-                f"{mode.name} packs {mode.codes_per_byte} elements into a byte, so head_size must be a multiple of "
-                f"{mode.codes_per_byte}, not {self.head_size}"
+                f"head_size is {self.head_size}, but it must be a multiple of {mode.codes_per_byte}, because mode "
+                f"{mode.name} puts {mode.codes_per_byte} elements into one byte"
             )
         if self.is_per_token_head:
             self._check_scale_alignment()
@@ -60,104 +60,105 @@ class CacheSpec:
             self._check_padding()
 
     def _keep_positive_int(self, name: str) -> None:
-        """Check a count and keep it as a Python int: products of NumPy integers can overflow without an error."""
+        """Check a number, and store it as a Python int. Products of NumPy integers can overflow without an error."""
         object.__setattr__(self, name, positive_int(name, getattr(self, name)))
 
     def _check_scale_alignment(self) -> None:
         if self.data_bytes % self.scale_bytes:
             raise ValueError(
-                f"the scale would start {self.data_bytes} bytes into its cell, which is not a multiple of its "
-                f"{self.scale_bytes} bytes: choose another head_size than {self.head_size} for {self.kv_cache_dtype}"
+                f"a scale of {self.scale_bytes} bytes would start at byte {self.data_bytes} of a cell, which is not a "
+                f"multiple of {self.scale_bytes}: choose another head_size than {self.head_size} for mode "
+                f"{self.kv_cache_dtype}"
             )
         if not self.tail and self.data_bytes <= self.scale_bytes:
             raise ValueError(
-                f"a cell of {self.data_bytes} bytes without a tail has no byte left for data, because its scale takes "
-                f"{self.scale_bytes}: choose a larger head_size than {self.head_size}, or tail=True"
+                f"a cell of {self.data_bytes} bytes without a tail has no byte for data, because the scale needs "
+                f"{self.scale_bytes} bytes: choose a larger head_size than {self.head_size}, or use tail=True"
             )
 
     def _check_padding(self) -> None:
         self._keep_positive_int("page_size_padded")
         if self.page_size_padded < self.content_page_size_bytes:
             raise ValueError(
-                f"page_size_padded is {self.page_size_padded} bytes, but the content of a page takes "
-                f"{self.content_page_size_bytes} bytes: pad to at least that"
+                f"page_size_padded is {self.page_size_padded} bytes, but the content of a page has "
+                f"{self.content_page_size_bytes} bytes: use at least {self.content_page_size_bytes}"
             )
         step = max(self.element_bytes, self.scale_bytes)
         if self.page_size_padded % step:
             raise ValueError(
-                f"page_size_padded is {self.page_size_padded} bytes: it must be a multiple of {step}, the size "
-                f"of the widest number (element or scale) in mode {self.kv_cache_dtype}"
+                f"page_size_padded is {self.page_size_padded} bytes, but it must be a multiple of {step}, the size of "
+                f"the largest number (element or scale) in mode {self.kv_cache_dtype}"
             )
 
     @property
     def mode(self) -> Mode:
-        """The record of ``kv_cache_dtype``."""
+        """Return the record of the mode ``kv_cache_dtype``."""
         return get_mode(self.kv_cache_dtype)
 
     @property
     def is_per_token_head(self) -> bool:
-        """True if each cell has a scale of its own inside the cache."""
+        """Return True if the mode is per-token-head, which means that each cell has its own scale inside the cache."""
         return self.mode.is_per_token_head
 
     @property
     def element_bytes(self) -> int:
-        """Bytes of one element of the KV view: 2 for bfloat16, 1 for every quantised mode."""
+        """Return the size of one element of the KV view in bytes. It is 2 for bfloat16, otherwise 1."""
         return self.mode.element_bytes
 
     @property
     def data_bytes(self) -> int:
-        """Bytes of the data of one cell."""
+        """Return the number of data bytes of one cell."""
         return self.head_size * self.mode.code_bits // 8
 
     @property
     def scale_bytes(self) -> int:
-        """Bytes of the scale of one cell: 4 for float32, 0 if the mode has no scales."""
+        """Return the size of the scale of one cell in bytes. It is 0 in a mode without scales."""
         return self.mode.scale_bytes
 
     @property
     def cell_bytes(self) -> int:
-        """Bytes of one cell: the data and, with a tail, the scale."""
+        """Return the size of one cell in bytes, which is the size of the data and of the tail."""
         return self.data_bytes + (self.scale_bytes if self.tail else 0)
 
     @property
     def scale_offset_bytes(self) -> int:
-        """The byte of a cell at which its scale starts. The scale takes the cell's last bytes.
+        """Return the byte of a cell at which the scale starts. The scale lies in the last bytes of the cell.
 
-        Without a tail, these bytes are data bytes.
+        If cells have no tail, these bytes are also data bytes.
         """
         return self.cell_bytes - self.scale_bytes
 
     @property
     def cells_per_page(self) -> int:
-        """Cells in one page. A token and head has two cells, one for K and one for V."""
+        """Return how many cells a page has. Each token and head has two cells, one for K and one for V."""
         return 2 * self.block_size * self.num_kv_heads
 
     @property
     def real_page_size_bytes(self) -> int:
-        """Bytes of K and V data in one page, without scales."""
+        """Return how many bytes of K and V data a page has. Tails are not counted."""
         return self.cells_per_page * self.data_bytes
 
     @property
     def content_page_size_bytes(self) -> int:
-        """Bytes of everything in one page, data and tails, without padding."""
+        """Return how many bytes of data and tails a page has. Padding is not counted."""
         return self.cells_per_page * self.cell_bytes
 
     @property
     def page_size_bytes(self) -> int:
-        """Bytes from the start of one page to the start of the next: the content, or ``page_size_padded``."""
+        """Return the distance from one page to the next in bytes. Padding is counted."""
         return self.page_size_padded or self.content_page_size_bytes
 
     @property
     def layer_bytes(self) -> int:
-        """Bytes of all pages of one layer."""
+        """Return the size of all pages of one layer in bytes."""
         return self.num_blocks * self.page_size_bytes
 
     @property
     def buffer_bytes(self) -> int:
-        """Bytes of all pages of all layers."""
+        """Return the size of all pages of all layers in bytes."""
         return self.num_layers * self.layer_bytes
 
     @property
     def num_slots(self) -> int:
-        """Token slots of one layer. An entry of ``slot_mapping`` is at least 0 and less than this."""
+        """Return the number of slots of one layer. The slots are 0 to ``num_slots - 1``."""
         return self.num_blocks * self.block_size

@@ -136,7 +136,7 @@ def test_every_byte_is_filled(layout, one_storage, fill):
 
 @pytest.mark.parametrize("fill", [1.5, -1, 256, True, "0", None], ids=repr)
 def test_fill_is_a_byte(fill):
-    with pytest.raises(ValueError, match="fill .* must be an integer from 0 to 255, not"):
+    with pytest.raises(ValueError, match="fill is .*, but it must be an integer from 0 to 255"):
         allocate(small("fp8"), "NHD", fill=fill)
 
 
@@ -183,7 +183,7 @@ def test_the_last_byte_may_be_taken(little_memory, monkeypatch, nbytes, fits):
         if fits:
             check_fits(nbytes, device)
         else:
-            with pytest.raises(MemoryError, match=f"{nbytes} bytes and {device} has {FREE} "):
+            with pytest.raises(MemoryError, match=f"{nbytes} bytes, but {device} has {FREE} "):
                 check_fits(nbytes, device)
 
 

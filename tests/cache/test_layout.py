@@ -128,8 +128,8 @@ def test_older_names_that_never_were(arguments, said):
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [(("dense", "LBKHNC"), "packing 'dense' does not exist"), (("split", "LBKHN"), "each letter of LBKHNC once"),
-     (("split", "LBKHCN"), "C last"), (("packed", "LLBKHC"), "'LLBKHC'")],
+    [(("dense", "LBKHNC"), "packing 'dense' does not exist"), (("split", "LBKHN"), "LBKHNC exactly once"),
+     (("split", "LBKHCN"), "C must be the last letter"), (("packed", "LLBKHC"), "'LLBKHC'")],
 )  # fmt: skip
 def test_a_layout_of_wrong_parts_is_refused(arguments, said):
     with pytest.raises(ValueError, match=said):

@@ -116,10 +116,10 @@ def storage(nbytes: int) -> torch.Tensor:
         (
             carve_from_shape,
             storage(97)[:96].view(1, 2, 2, 2, 12),
-            "the storage is 97 bytes, not a mult.*4: float32",
+            "the storage is 97 bytes, not a multiple of 4, so float32",
         ),
         (carve_from_strides, storage(98)[:96].view(1, 2, 2, 2, 12), "the storage is 98 bytes, not a multiple of 4"),
-        (carve_from_shape, storage(96).view(2, 2, 2, 12), r"split packing.*\(2, 2, 2, 12\)"),
+        (carve_from_shape, storage(96).view(2, 2, 2, 12), r"\(2, 2, 2, 12\).* only the split packing"),
         (carve_from_shape, storage(80).view(1, 2, 2, 2, 10), "a cell is 10 bytes, not a multiple of 4"),
         (
             carve_from_strides,
@@ -136,8 +136,8 @@ def storage(nbytes: int) -> torch.Tensor:
             storage(112).as_strided((1, 2, 2, 2, 12), (112, 50, 24, 12, 1)),
             "the first scale is 58 bytes",
         ),
-        (carve_from_shape, torch.zeros(1, 2, 2, 2, 8, dtype=torch.bfloat16), "one byte per element.*bfloat16"),
-        (carve_from_strides, torch.zeros(1, 2, 2, 16, dtype=torch.bfloat16), "one byte per element.*bfloat16"),
+        (carve_from_shape, torch.zeros(1, 2, 2, 2, 8, dtype=torch.bfloat16), "bfloat16.* one byte per element"),
+        (carve_from_strides, torch.zeros(1, 2, 2, 16, dtype=torch.bfloat16), "bfloat16.* one byte per element"),
     ],
 )
 def test_what_cannot_be_carved_is_refused_with_its_numbers(carve, kv, said):
@@ -148,8 +148,8 @@ def test_what_cannot_be_carved_is_refused_with_its_numbers(carve, kv, said):
 @pytest.mark.parametrize(
     ("kv", "said"),
     [
-        (storage(192).view(1, 2, 2, 2, 24)[..., ::2], "innermost stride is 2, not 1"),
-        (storage(96).view(2, 2, 2, 12).transpose(2, 3), "innermost stride is 12, not 1"),
+        (storage(192).view(1, 2, 2, 2, 24)[..., ::2], "innermost stride is 2, but it must be 1"),
+        (storage(96).view(2, 2, 2, 12).transpose(2, 3), "innermost stride is 12, but it must be 1"),
         (storage(96).view(1, 3, 2, 2, 8), r"\(1, 3, 2, 2, 8\)"),
         (storage(56).view(2, 2, 2, 7), r"\(2, 2, 2, 7\)"),
         (storage(96).view(2, 4, 12), r"\(2, 4, 12\)"),

@@ -94,9 +94,9 @@ def test_padding_is_a_positive_integer(value):
     ("changes", "numbers"),
     [
         ({"kv_cache_dtype": "int4_per_token_head", "head_size": 65}, ["65", "multiple of 2"]),
-        ({"kv_cache_dtype": "int4_per_token_head", "head_size": 68}, ["34", "68", "its 4 bytes"]),
-        ({"kv_cache_dtype": "fp8_per_token_head", "head_size": 66}, ["66", "its 4 bytes"]),
-        ({"kv_cache_dtype": "int8_per_token_head", "head_size": 33}, ["33", "its 4 bytes"]),
+        ({"kv_cache_dtype": "int4_per_token_head", "head_size": 68}, ["34", "68", "not a multiple of 4"]),
+        ({"kv_cache_dtype": "fp8_per_token_head", "head_size": 66}, ["66", "not a multiple of 4"]),
+        ({"kv_cache_dtype": "int8_per_token_head", "head_size": 33}, ["33", "not a multiple of 4"]),
         ({"kv_cache_dtype": "int8_per_token_head", "head_size": 4, "tail": False}, ["4 bytes", "without a tail"]),
         ({"kv_cache_dtype": "int4_per_token_head", "head_size": 8, "tail": False}, ["4 bytes", "without a tail"]),
         ({"page_size_padded": 33_791}, ["33791", "33792"]),
