@@ -17,7 +17,7 @@ import numpy as np
 
 from kvviz.audit.budget import TooMuchWorkError, spend
 from kvviz.audit.byte_sets import BUDGET, Pattern, byte_range, byte_sets, byte_sets_of_all, geometry, normal_dims
-from kvviz.audit.counting import pair_solutions
+from kvviz.audit.counting import CHUNK, pair_solutions
 from kvviz.audit.elements import place_of_byte
 from kvviz.audit.findings import Finding, cost_of_names, counted
 from kvviz.audit.sweep import VISIT_COST, Region, Sweep
@@ -249,12 +249,17 @@ def shared_bytes(a: Pattern, b: Pattern, budget: int = BUDGET) -> int:
             f"{pairs} pairs of byte ranges with {num_distances} distances each exceed the work limit of {budget}"
         )
     spend(pairs * num_distances)
-    first_copies = (a.base + a.starts)[:, None] - (b.base + b.starts)
-    lowest = -a.width + 1 + (first_copies + a.width - 1) % divisor
-    distances = lowest[..., None] + np.arange(num_distances, dtype=np.int64) * divisor
-    shared = np.maximum(np.minimum(distances + a.width, b.width) - np.maximum(distances, 0), 0)
-    target = distances - first_copies[..., None]
-    return int((shared * pair_solutions(target, (a.step, a.count), (b.step, b.count))).sum())
+    count = 0
+    for first in range(0, pairs * num_distances, CHUNK):
+        pair, number = np.divmod(np.arange(first, min(first + CHUNK, pairs * num_distances)), num_distances)
+        s, t = np.divmod(pair, len(b.starts))
+        first_copies = (a.base + a.starts)[s] - (b.base + b.starts)[t]
+        distances = 1 - a.width + (first_copies + a.width - 1) % divisor + number * divisor
+        shared = np.minimum(distances + a.width, b.width) - np.maximum(distances, 0)
+        near = shared > 0
+        target = (distances - first_copies)[near]
+        count += int((shared[near] * pair_solutions(target, (a.step, a.count), (b.step, b.count))).sum())
+    return count
 
 
 def _collisions_by_pair(groups: Sequence[Sequence[View]]) -> Iterator[Finding]:

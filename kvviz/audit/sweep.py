@@ -133,10 +133,33 @@ class Sweep:
 
     def intervals(self, least: int = 1) -> Iterator[Intervals]:
         """Yield one table per group of equal periods, with the intervals that at least ``least`` owners cover."""
-        for start, periods in self._distinct_periods():
-            table = self._intervals_of(start, periods, least)
-            if table is not None:
-                yield table
+        periods = self._distinct_periods()
+        complete = next((period for period in periods if period[0] == self._complete), None)
+        known = None
+        if complete is not None:  # take the complete period first: it tells which other periods need no look
+            periods.remove(complete)
+            known = self._intervals_of(*complete, least)
+            yield from [known] if known is not None else []
+        for start, times in periods:
+            if complete is not None and not self._may_meet(known, self._sets_in(start), least):
+                continue
+            table = self._intervals_of(start, times, least)
+            yield from [table] if table is not None else []
+
+    def _may_meet(self, known: Intervals | None, here: np.ndarray, least: int) -> bool:
+        """Return False if the byte sets ``here`` cannot reach ``least`` claimants in a period that is not complete.
+
+        Such a period has some of the bytes of the complete period, at the same places. So its combinations are those
+        of the complete period, without the byte sets that are missing.
+        """
+        if known is None:
+            return False
+        weights = np.zeros(len(self._sets), np.int64)
+        weights[here] = self._set_weights[here]
+        members = np.concatenate([np.array(members) for members in known.combinations])
+        bounds = np.cumsum([0, *map(len, known.combinations)])[:-1]
+        self._spend(len(members) + VISIT_COST)
+        return bool(np.add.reduceat(weights[members], bounds).max() >= least)
 
     def count_elements(self, table: Intervals, owner: int, combinations: Iterable[int]) -> int:
         """Count the elements of one owner that touch intervals of ``table``, in one period.
@@ -178,6 +201,7 @@ class Sweep:
     def _distinct_periods(self) -> list[tuple[int, int]]:
         """Return (first byte, number of equal periods that follow each other) for all periods with any bytes."""
         edges = set()
+        complete, end = None, None  # periods in which every copy of every pattern is present
         for p in self._patterns:
             low, high = p.base // self.period, (p.stop - 1) // self.period + 1  # periods with bytes of the pattern
             # Periods from first up to stop look the same for this pattern. The other periods are taken one by one.
@@ -186,9 +210,12 @@ class Sweep:
             else:  # several copies: periods in which every possible copy of the pattern is present
                 first = -(-(p.base + p.span - p.step) // self.period)
                 stop = (p.base + p.count * p.step) // self.period if self.period % p.step == 0 else first
+            complete = first if complete is None else max(complete, first)
+            end = stop if end is None else min(end, stop)
             first, stop = (max(first, low), min(stop, high)) if first < stop else (high, high)
             self._spend(first - low + high - stop)
             edges.update((low, first, stop, high, *range(low, first), *range(stop, high)))
+        self._complete = complete * self.period if complete is not None and complete < end else None
         ordered = sorted(edges)
         periods = ((a * self.period, b - a) for a, b in zip(ordered[:-1], ordered[1:], strict=True))
         return [(start, times) for start, times in periods if len(self._sets_in(start))]
@@ -238,14 +265,18 @@ class Sweep:
         self._spend(sum((high - low) * len(p.starts) for found in copies for p, low, high in found))
         ranges = [self._ranges(found, start) for found in copies]
         lengths = [len(starts) for starts, _ in ranges]
+        del copies
         # List the starts of all byte sets, and after them all stops. Then sort this list by address.
         cuts = np.concatenate([starts for starts, _ in ranges] + [stops for _, stops in ranges])
+        del ranges  # the arrays below are large
         order = np.argsort(cuts, kind="stable")
         cuts, weights = cuts[order], self._set_weights[here]
         # A running sum counts the claimants after each cut: a start adds a weight, a stop subtracts it.
-        claimants = np.repeat(np.concatenate((weights, -weights)), lengths * 2)[order].cumsum()
+        claimants = np.repeat(np.concatenate((weights, -weights)), lengths * 2)[order]
+        np.cumsum(claimants, out=claimants)
         sizes = np.diff(cuts, append=cuts[-1:])
         picked = np.flatnonzero((claimants >= least) & (sizes > 0))
+        del claimants
         if not len(picked):
             return None
         words = len(here) // WORD_BITS
