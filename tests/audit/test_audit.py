@@ -75,7 +75,9 @@ def scene(seed: int):
     named = views if draw.random() < 0.5 else draw.sample(views, draw.randint(0, len(views)))
     disjoint = Disjoint(tuple(view.name for view in named))
     placed = draw.sample(views, draw.randint(0, min(2, len(views))))
-    claims = [disjoint, *(BelongsAt(v.name, rearranged(draw, v, v.storage)) for v in placed)]
+    homes = [rearranged(draw, view, view.storage) for view in placed]
+    homes = [replace(home, name=draw.choice((home.name, f"home of {home.name}"))) for home in homes]
+    claims = [disjoint, *(BelongsAt(view.name, home) for view, home in zip(placed, homes, strict=True))]
     return views, claims
 
 
@@ -127,15 +129,14 @@ def expected_misplaced(view: View, rightful: View):
         kind = "permuted" if starts[0] == starts[1] and not elsewhere else "misplaced"
         first = min(wrong, key=lambda index: ours[index].start)
         count = len({byte for index in wrong for byte in ours[index]})
-        example = (place(view, first), place(rightful, first))
+        example = (place(view, first), place(replace(rightful, name=view.name), first))
         yield kind, (view.name,), view.storage.name, len(wrong), count, example
 
 
 def expected_hits(view: View, rightful: View, owners) -> Counter:
     """Count the owners of the lowest bytes of misplaced elements. Data come first; of several owners, the last one."""
     ours, theirs, hits = elements(view), elements(rightful), Counter()
-    there = [owner for owner in owners if owner.storage == view.storage]
-    there = [o for o in there if o.role != "data"] + [o for o in there if o.role == "data"]
+    there = owners_of(view.storage, owners)
     claimed = {owner.name: account([owner]) for owner in there}
     for index, bytes_ in ours.items():
         if view.storage == rightful.storage and bytes_.start == theirs[index].start:
@@ -146,8 +147,20 @@ def expected_hits(view: View, rightful: View, owners) -> Counter:
         elif not under:
             hits["padding"] += 1
         else:
-            hits[f"{under[-1]}, at another index" if under[-1] == view.name else under[-1]] += 1
+            hits[f"{under[-1]}, at another index" if under[-1] == rightful.name else under[-1]] += 1
     return hits
+
+
+def owners_of(storage: Storage, owners) -> list[View]:
+    """Return the owners in a storage. The last one that has a byte is its owner."""
+    there = [owner for owner in owners if owner.storage == storage]
+    return [one for one in there if one.role != "data"] + [one for one in there if one.role == "data"]
+
+
+def place_of_owner(byte: int, storage: Storage, owners) -> list[tuple]:
+    """Return the owner's first element with a byte, as a list of one, or an empty list if nobody owns the byte."""
+    found = [(view, i) for view in owners_of(storage, owners) for i, b in elements(view).items() if byte in b]
+    return [place(view, min(i for one, i in found if one is view)) for view, _ in found[-1:]]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -182,6 +195,8 @@ def test_hits_are_those_of_the_account(seed):
     rightful = {claim.view: claim.rightful for claim in placed}
     for finding in moved:
         (name,) = finding.views
+        third = [(p.view, p.index, p.start_bytes, p.stop_bytes) for p in finding.example[2:]]
+        assert third == place_of_owner(finding.example[0].start_bytes, named[name].storage, owners)
         counts = [count for _, count in finding.hits]
         assert dict(finding.hits) == expected_hits(named[name], rightful[name], owners)
         assert counts == sorted(counts, reverse=True) and sum(counts) == finding.elements

@@ -200,13 +200,18 @@ def test_same_bytes_is_that_of_the_account(seed):
     part, whole = (scene(seed) + scene(seed + 1))[:2]
     whole = View("whole", POOL, whole.shape, whole.stride, whole.offset, whole.itemsize)
     ours, theirs = (set().union(*blocks_of(view).values()) for view in (part, whole))
-    expected = []
+    expected, first = [], {}
     for kind, view, bytes_ in (("oversized", part, ours - theirs), ("truncated", whole, theirs - ours)):
         if bytes_:
+            first[kind] = (view.name, min(bytes_))
             cells = sum(bool(bytes_ & set(there)) for there in elements(view).values())
             expected.append((kind, (part.name, "whole"), cells, len(bytes_)))
     found = claimed([part, whole], [SameBytes(part.name, "whole")])
     assert sorted(map(record, found)) == sorted(expected)
+    for finding in found:
+        name, byte = first[finding.kind]
+        assert [p.view for p in finding.example] == [name]
+        check_places(finding, byte, [part, whole])
 
 
 def test_the_random_pools_hold_everything_often():
