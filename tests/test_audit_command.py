@@ -6,6 +6,7 @@ import re
 import resource
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
