@@ -12,14 +12,14 @@ NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 # tests/conftest.py orders the files.
 PYTEST := $(BIN) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help environment report course test test-fast test-tritons lab workshop lint clean
+.PHONY: help environment report course test test-fast test-tritons engines lab workshop lint clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
 	@echo
 	@echo "  PYTHON=python3.12  make .venv with this interpreter (Python 3.11 to 3.14)"
 	@echo "  TORCH_INDEX=URL    let pip use one more index, for example the index of PyTorch's CPU build"
-	@echo "  ARGS='...'         add arguments to the command (pytest, kvviz report, kvviz workshop, JupyterLab)"
+	@echo "  ARGS='...'         add arguments to the command (pytest, kvviz report, kvviz engine, JupyterLab)"
 	@echo
 	@echo "  The language model (98 MB) is stored in the folder KVVIZ_CACHE. Without this variable it is stored in"
 	@echo "  the user's cache folder (~/.cache/kvviz on Linux). kvviz doctor prints the folder. make clean keeps it."
@@ -54,6 +54,10 @@ test-tritons: environment $(TRITONS:%=.cache/triton-%/.installed) ## run the tes
 	  $(PYTEST) -m "not notebook and not browser" $(ARGS) \
 	    $$(grep -rlE --include='test_*.py' 'kvviz\.(kernels|engine)' tests) || failed="$$failed $$version"; \
 	done; test -z "$$failed" || { echo "failed under Triton$$failed" >&2; exit 1; }
+
+engines: environment ## run released vLLM engines, and add what they did to notebooks/recorded_engines.json
+	$(BIN) -m kvviz fetch
+	$(BIN) -m kvviz engine matrix $(ARGS)
 
 lab: environment | workshop/participants ## open the notebooks in JupyterLab, with holes in the exercises
 	$(BIN) -m jupyterlab $(ARGS) workshop/participants

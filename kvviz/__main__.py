@@ -1,4 +1,5 @@
-"""The command ``kvviz``, with its commands ``doctor``, ``fetch``, ``audit``, ``compare``, ``report`` and ``workshop``.
+"""The command ``kvviz``, with its commands ``doctor``, ``fetch``, ``audit``, ``compare``, ``engine``, ``report`` and
+``workshop``.
 
 Each command imports only what it needs, so that ``kvviz audit`` works in an installation without extras.
 """
@@ -123,6 +124,8 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("--json", type=Path, metavar="OUT", help="write the result to this JSON file")
     compare.set_defaults(run=_compare)
 
+    _engine_parser(commands)
+
     report = _command(commands, "report", "run notebooks, and write one HTML page for each")
     report.add_argument(
         "--notebooks",
@@ -155,6 +158,42 @@ def _parser() -> argparse.ArgumentParser:
     )
     workshop.set_defaults(run=_workshop)
     return parser
+
+
+def _engine_parser(commands) -> None:
+    """Add the command ``engine`` with its commands ``vllm``, ``diff`` and ``matrix``."""
+    engine = _command(commands, "engine", "run a released vLLM on the CPU, and show what its cache looks like")
+    actions = engine.add_subparsers(dest="action", required=True, metavar="ACTION", title="actions")
+
+    vllm = _command(actions, "vllm", "run one release, and print its layout, its answer and the audit of its tensors")
+    vllm.add_argument("--release", required=True, metavar="X.Y.Z", help="the release, for example 0.25.1")
+    vllm.add_argument("--json", type=Path, metavar="OUT", help="write the whole record to this JSON file")
+    vllm.add_argument("--views", type=Path, metavar="OUT", help="write the views of the live tensors to this file")
+    vllm.set_defaults(run=_engine_vllm)
+
+    diff = _command(actions, "diff", "run two releases, and print what changed between them")
+    diff.add_argument("before", metavar="A", help="the first release, for example 0.25.1")
+    diff.add_argument("after", metavar="B", help="the second release, for example 0.26.0")
+    diff.set_defaults(run=_engine_diff)
+
+    for parser in (vllm, diff):
+        parser.add_argument("--kv-cache-dtype", default="fp8_per_token_head", metavar="MODE",
+                            help="vLLM's kv_cache_dtype (default: fp8_per_token_head)")  # fmt: skip
+        parser.add_argument("--connector", default="none", metavar="NAME",
+                            help="none, prefer-cross-layer or multi-of-two (default: none)")  # fmt: skip
+        parser.add_argument("--layout", default="NHD", help="NHD or HND (default: NHD)")
+        parser.add_argument("--tokens", type=int, default=6, metavar="N", help="tokens of the answer (default: 6)")
+        parser.add_argument("--seconds", type=float, default=1200, metavar="S",
+                            help="time limit of one engine, in seconds (default: 1200)")  # fmt: skip
+
+    matrix = _command(actions, "matrix", "run many engines, and add what each one did to a file")
+    out = Path("notebooks/recorded_engines.json")
+    matrix.add_argument(
+        "--out", type=Path, default=out, metavar="FILE", help=f"the file; runs that it has are skipped (default: {out})"
+    )
+    matrix.add_argument("--runs", type=int, metavar="N", help="stop after N runs (default: all)")
+    matrix.add_argument("--tokens", type=int, default=6, metavar="N", help="tokens of each answer (default: 6)")
+    matrix.set_defaults(run=_engine_matrix)
 
 
 def _command(commands, name: str, purpose: str) -> argparse.ArgumentParser:
@@ -293,6 +332,47 @@ def _write_directly(path: Path, data: bytes) -> None:
         left = memoryview(data)
         while left:
             left = left[file.write(left) :]
+
+
+def _engine_run(options: argparse.Namespace, release: str):
+    """Return the record of one run of a released vLLM."""
+    from kvviz.bench import engine_run
+
+    settings = engine_run.EngineSettings(
+        release, options.kv_cache_dtype, options.connector, options.layout, options.tokens
+    )
+    return engine_run.run(settings, _progress, options.seconds)
+
+
+def _progress(sentence: str) -> None:
+    print(sentence, file=sys.stderr, flush=True)
+
+
+def _engine_vllm(options: argparse.Namespace) -> int:
+    import json
+
+    record = _engine_run(options, options.release)
+    _print(str(record))
+    if options.json:
+        _write(options.json, json.dumps(record.as_data(), indent=1) + "\n")
+    if options.views:
+        _write(options.views, record.views)
+    return 0 if record.clean else 1
+
+
+def _engine_diff(options: argparse.Namespace) -> int:
+    from kvviz.bench import engine_diff
+
+    _print(engine_diff.diff_text(*(_engine_run(options, release) for release in (options.before, options.after))))
+    return 0
+
+
+def _engine_matrix(options: argparse.Namespace) -> int:
+    from kvviz.bench import engine_matrix
+
+    count = engine_matrix.record_matrix(options.out, list(engine_matrix.cells(options.tokens)), _progress, options.runs)
+    _print(f"{count} runs were added to {options.out}.")
+    return 0
 
 
 def _report(options: argparse.Namespace) -> int:

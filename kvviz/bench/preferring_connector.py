@@ -1,0 +1,64 @@
+"""A connector for vLLM that only says which layout it prefers. It moves no bytes. This file runs inside the engine.
+
+Up to vLLM 0.28 a connector says with ``prefer_cross_layer_blocks`` that it prefers one buffer for all layers. Later
+releases (seen in 0.30.0) ask a connector for the name of a layout instead.
+"""
+
+import os
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata
+
+CROSS_LAYER_NAMES = {"NHD": "BLNHC", "HND": "BHLNC"}
+"""The later names of the layouts that the older names gave with one buffer for all layers."""
+
+
+class NoMetadata(KVConnectorMetadata):
+    """The message from the scheduler to the worker. It is empty, because there is nothing to move."""
+
+
+class PreferCrossLayer(KVConnectorBase_V1):
+    """Prefers one buffer for all layers, and does nothing else."""
+
+    def __init__(self, vllm_config, role, kv_cache_config=None):
+        super().__init__(vllm_config, role, kv_cache_config)
+
+    @property
+    def prefer_cross_layer_blocks(self):
+        """Return True. vLLM up to 0.28 asks for this."""
+        return True
+
+    @classmethod
+    def get_required_kvcache_layout(cls, vllm_config):
+        """Return the name of a cross-layer layout to releases that know such names, and None to older releases."""
+        if hasattr(KVConnectorBase_V1, "prefer_cross_layer_blocks"):
+            return None
+        return CROSS_LAYER_NAMES[os.environ["KVVIZ_LAYOUT"]]
+
+    def register_kv_caches(self, kv_caches):
+        """Take the buffers of all layers, and do nothing."""
+
+    def register_cross_layers_kv_cache(self, kv_cache, *more):
+        """Take the buffer of all layers, and do nothing."""
+
+    def start_load_kv(self, *given, **named):
+        """Load nothing."""
+
+    def wait_for_layer_load(self, *given, **named):
+        """Wait for nothing."""
+
+    def save_kv_layer(self, *given, **named):
+        """Save nothing."""
+
+    def wait_for_save(self):
+        """Wait for nothing."""
+
+    def get_num_new_matched_tokens(self, request, num_computed_tokens):
+        """Return that no tokens can be loaded."""
+        return 0, False
+
+    def update_state_after_alloc(self, *given, **named):
+        """Note nothing."""
+
+    def build_connector_meta(self, scheduler_output):
+        """Return the empty message."""
+        return NoMetadata()
