@@ -263,7 +263,7 @@ def _diagnoses(given: "ViewsFile", result: "Audit") -> tuple:
 
 def _compare(options: argparse.Namespace) -> int:
     from kvviz.audit import compare, rank_bytes, transfer_file, views_file
-    from kvviz.audit.byte_sets import TooMuchWorkError
+    from kvviz.audit.budget import TooMuchWorkError
 
     inputs = {"A.json": options.sender, "B.json": options.receiver, "--transfer": options.transfer}
     for name, path in inputs.items():

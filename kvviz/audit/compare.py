@@ -11,15 +11,16 @@ Blocks that behave alike are judged once.
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import pairwise
 from math import lcm, prod
 from typing import NamedTuple
 
 import numpy as np
 
+from kvviz.audit.arguments import plain
 from kvviz.audit.audit import audit_views
-from kvviz.audit.byte_sets import TooMuchWorkError
+from kvviz.audit.budget import TooMuchWorkError
 from kvviz.audit.claims import Disjoint
 from kvviz.audit.rank_bytes import Rank, RankBytes, blocks_of, common_unit, contents_of
 from kvviz.audit.view import View
@@ -70,6 +71,10 @@ class Piece:
     from_block: int | None = None
     to_block: int | None = None
 
+    def __post_init__(self) -> None:
+        for part in fields(self):
+            object.__setattr__(self, part.name, plain(getattr(self, part.name)))
+
 
 @dataclass(frozen=True)
 class Transfer:
@@ -78,6 +83,10 @@ class Transfer:
     senders: tuple[Rank, ...]
     receivers: tuple[Rank, ...]
     pieces: tuple[Piece, ...]
+
+    def __post_init__(self) -> None:
+        for part in fields(self):
+            object.__setattr__(self, part.name, plain(getattr(self, part.name)))
 
 
 @dataclass(frozen=True)

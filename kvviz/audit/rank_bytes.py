@@ -10,7 +10,8 @@ from math import gcd, prod
 
 import numpy as np
 
-from kvviz.audit.byte_sets import TooMuchWorkError
+from kvviz.audit.arguments import plain
+from kvviz.audit.budget import TooMuchWorkError
 from kvviz.audit.view import View
 
 MAX_LISTED = 1 << 20
@@ -41,6 +42,11 @@ class Rank:
     world: int = 1
     place: int = 0
     interleave: int = 1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "holds", {axis: plain(tuple(numbers)) for axis, numbers in self.holds.items()})
+        for name in ("views", "blocks", "world", "place", "interleave"):
+            object.__setattr__(self, name, plain(getattr(self, name)))
 
 
 def tokens_of(size: int, world: int = 1, place: int = 0, interleave: int = 1) -> np.ndarray:

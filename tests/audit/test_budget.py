@@ -8,7 +8,9 @@ from kvviz.audit.budget import TooMuchWorkError, limited, spend
 from kvviz.audit.byte_sets import nested_parts
 from kvviz.audit.causes import diagnose
 from kvviz.audit.claims import BelongsAt, Disjoint
+from kvviz.audit.compare import Piece, Transfer
 from kvviz.audit.findings import Finding, Place
+from kvviz.audit.rank_bytes import Rank
 from kvviz.audit.view import Storage, View
 
 POOL = Storage("pool", 1 << 40)
@@ -73,3 +75,12 @@ def test_records_hold_python_integers_and_tuples():
     assert (finding.views, finding.example, finding.hits) == (("a", "b"), (place,), (("a", 2),))
     numbers = (finding.elements, finding.bytes, finding.hits[0][1], *place.index, place.start_bytes, place.stop_bytes)
     assert {type(number) for number in numbers} == {int} and hash(finding)
+
+
+def test_records_of_a_transfer_hold_python_integers_and_tuples():
+    piece = Piece(np.int32(0), np.int64(1), "a", "b", np.int32(70_000), nbytes=np.int8(3))
+    rank = Rank([View("a", POOL, (4,), (1,))], {"head": np.arange(2)}, [range(3)], np.int32(2), np.int32(1))
+    transfer = Transfer([rank], [rank], [piece])
+    assert {type(number) for number in (piece.sender, piece.receiver, piece.from_byte, piece.nbytes)} == {int}
+    assert (rank.holds, rank.blocks, transfer.pieces) == ({"head": (0, 1)}, (range(3),), (piece,))
+    assert {type(number) for number in (*rank.holds["head"], rank.world, rank.place)} == {int}
