@@ -6,13 +6,14 @@ ARGS ?=
 
 BIN := .venv/bin/python
 TRITONS := 3.6.0 3.7.1 3.9.0
+ENGINES := lmcache sglang transformers vllm
 NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 
 # Tests run in two processes. All tests of a file run in one process, so that each fixture of the file is made only once.
 # tests/conftest.py orders the files.
 PYTEST := $(BIN) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help environment report course test test-fast test-tritons engines lab workshop lint clean
+.PHONY: help environment report course test test-fast test-tritons test-engines engines lab workshop lint clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
@@ -59,6 +60,13 @@ engines: environment ## run released vLLM engines, and add what they did to note
 	$(BIN) -m kvviz fetch
 	$(BIN) -m kvviz engine matrix $(ARGS)
 
+test-engines: environment .cache/engine-wheels/.installed ## run the recipes of the audit against the real classes of the engines
+	@failed=; for engine in $(ENGINES); do \
+	  echo "== $$engine"; \
+	  PYTHONPATH="$(CURDIR)/.cache/engine-wheels" CUDA_VISIBLE_DEVICES= KVVIZ_REQUIRE_ENGINES=1 \
+	  $(BIN) -m pytest $(ARGS) tests/engines/test_$$engine.py || failed="$$failed $$engine"; \
+	done; test -z "$$failed" || { echo "failed with$$failed" >&2; exit 1; }
+
 lab: environment | workshop/participants ## open the notebooks in JupyterLab, with holes in the exercises
 	$(BIN) -m jupyterlab $(ARGS) workshop/participants
 
@@ -82,4 +90,10 @@ clean: ## remove all files that make wrote, except the model and workshop/, whic
 .cache/triton-%/.installed: requirements.txt | environment
 	rm -rf $(@D)
 	$(BIN) -m pip install --quiet --no-deps --target $(@D) triton==$*
+	@touch $@
+
+# The engines and what their caches import (900 MB). Their other dependencies take several gigabytes.
+.cache/engine-wheels/.installed: tests/engines/requirements.txt | environment
+	rm -rf $(@D)
+	$(BIN) -m pip install --quiet --no-deps --target $(@D) -r tests/engines/requirements.txt
 	@touch $@

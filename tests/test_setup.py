@@ -23,8 +23,8 @@ ROOT = Path(__file__).parents[1]
 ASIDE = {"mooncake"}
 """Extras that are not part of the environment. A section of notebook 07 uses mooncake if it is installed."""
 
-TARGETS = ("help", "environment", "report", "course", "test", "test-fast", "test-tritons", "engines", "lab", "workshop",
-           "lint", "clean")  # fmt: skip
+TARGETS = ("help", "environment", "report", "course", "test", "test-fast", "test-tritons", "test-engines", "engines",
+           "lab", "workshop", "lint", "clean")  # fmt: skip
 INSIDE_ENGINES = "vllm"
 """The package that kvviz.bench imports only in the environments of engines, which it makes itself."""
 
