@@ -92,7 +92,7 @@ clean: ## remove all files that make wrote, except the model and workshop/, whic
 	$(BIN) -m pip install --quiet --no-deps --target $(@D) triton==$*
 	@touch $@
 
-# The engines and what their caches import (900 MB). Their other dependencies take several gigabytes.
+# The engines and what their caches import (1.3 GB). Their other dependencies take several gigabytes.
 .cache/engine-wheels/.installed: tests/engines/requirements.txt | environment
 	rm -rf $(@D)
 	$(BIN) -m pip install --quiet --no-deps --target $(@D) -r tests/engines/requirements.txt
