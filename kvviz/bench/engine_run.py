@@ -266,10 +266,12 @@ def summary(findings: Sequence[Finding]) -> dict[str, dict[str, int]]:
 def _run_process(command: list[str], folder: Path, release: Path, settings: EngineSettings, seconds: float) -> None:
     """Run the engine's process. All its temporary files lie in ``folder``. If we are interrupted, end the process.
 
-    The environment variables name the folder of the release, because vLLM starts processes of its own.
+    The environment variables name the folder of the release, because vLLM starts processes of its own. vLLM's cache is
+    kept for the next run. It holds facts about the classes of models, which take 20 s to collect.
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VLLM_", "TRITON_"))}
-    own = {"VLLM_CACHE_ROOT": folder / "vllm", "VLLM_CONFIG_ROOT": folder / "vllm", "TMPDIR": folder}
+    cache = engines_folder() / "vllm-cache" / settings.release
+    own = {"VLLM_CACHE_ROOT": cache, "VLLM_CONFIG_ROOT": cache, "TMPDIR": folder}
     own |= {"PYTHONPATH": release, "PYTHONSAFEPATH": 1, "PYTHONNOUSERSITE": 1}
     variables = {**kept, **FLAGS, **{name: str(value) for name, value in own.items()}}
     log = folder / "log.txt"

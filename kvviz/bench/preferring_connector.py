@@ -19,9 +19,6 @@ class NoMetadata(KVConnectorMetadata):
 class PreferCrossLayer(KVConnectorBase_V1):
     """Prefers one buffer for all layers, and does nothing else."""
 
-    def __init__(self, vllm_config, role, kv_cache_config=None):
-        super().__init__(vllm_config, role, kv_cache_config)
-
     @property
     def prefer_cross_layer_blocks(self):
         """Return True. vLLM up to 0.28 asks for this."""
@@ -34,31 +31,16 @@ class PreferCrossLayer(KVConnectorBase_V1):
             return None
         return CROSS_LAYER_NAMES[os.environ["KVVIZ_LAYOUT"]]
 
-    def register_kv_caches(self, kv_caches):
-        """Take the buffers of all layers, and do nothing."""
-
-    def register_cross_layers_kv_cache(self, kv_cache, *more):
-        """Take the buffer of all layers, and do nothing."""
-
-    def start_load_kv(self, *given, **named):
-        """Load nothing."""
-
-    def wait_for_layer_load(self, *given, **named):
-        """Wait for nothing."""
-
-    def save_kv_layer(self, *given, **named):
-        """Save nothing."""
-
-    def wait_for_save(self):
-        """Wait for nothing."""
-
     def get_num_new_matched_tokens(self, request, num_computed_tokens):
         """Return that no tokens can be loaded."""
         return 0, False
 
-    def update_state_after_alloc(self, *given, **named):
-        """Note nothing."""
-
     def build_connector_meta(self, scheduler_output):
         """Return the empty message."""
         return NoMetadata()
+
+    def _nothing(self, *given, **named):
+        """Do nothing: there are no bytes to move."""
+
+    register_kv_caches = register_cross_layers_kv_cache = _nothing
+    start_load_kv = wait_for_layer_load = save_kv_layer = wait_for_save = update_state_after_alloc = _nothing

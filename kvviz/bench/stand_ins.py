@@ -83,6 +83,7 @@ def gated(function):
 def _helpers():
     """Replace the C++ helpers that are missing. All are there if the wheel was built for the installed torch."""
     import torch
+    import vllm._custom_ops  # noqa: F401  This import loads the C++ part, if it can be loaded.
     from torch.nn.functional import gelu, silu
 
     wanted = {
