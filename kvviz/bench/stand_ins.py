@@ -52,7 +52,7 @@ def _platform():
 
 
 def _nothing(*given, **named):
-    """Do nothing: memory and threads of the CPU need no set-up here."""
+    """Do nothing: the memory of the CPU needs no set-up here."""
 
 
 def slot_mapping(query_start, positions, block_table, slots, block_size):
@@ -88,7 +88,6 @@ def _helpers():
 
     wanted = {
         "init_cpu_memory_env": _nothing,
-        "init_cpu_threads_env": _nothing,
         "compute_slot_mapping_kernel_impl": slot_mapping,
         "silu_and_mul": gated(silu),
         "gelu_and_mul": gated(gelu),

