@@ -70,9 +70,14 @@ def _extent_guesses(
         elif belongs % step == 0 or step % belongs == 0:
             ratio = max(step, belongs) // min(step, belongs)
             yield Guess("block_unit", name, repaired, {**facts, "ratio": ratio}, (ratio,))
-    wrong = next((pair for pair in (("width", "owed"), ("step", "belongs"), ("start", "start_belongs"))
+    facts = {**facts, "blocks": blocks, "blocks_owed": repaired.shape[0]}
+    pairs = [("width", "owed"), ("step", "belongs"), ("start", "start_belongs"), ("blocks", "blocks_owed")]
+    pairs = [pair for pair in pairs if blocks > 1 or pair[0] != "step"]  # one block has no step
+    wrong = next((pair for pair in pairs
                   if facts[pair[0]] != facts[pair[1]]), ("width", "owed"))  # fmt: skip
-    what = {"width": "width of a block in bytes", "step": "step along block", "start": "start"}[wrong[0]]
+    what = {
+        "width": "width of a block in bytes", "step": "step along block", "start": "start", "blocks": "number of blocks"
+    }[wrong[0]]  # fmt: skip
     yield Guess("other_number", name, repaired, {"what": what, "is": facts[wrong[0]], "belongs": facts[wrong[1]]},
                 (what, facts[wrong[0]] - facts[wrong[1]]))  # fmt: skip
 

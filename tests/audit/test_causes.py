@@ -10,9 +10,9 @@ import pytest
 from kvviz.audit.audit import audit_views
 from kvviz.audit.case_book import cases
 from kvviz.audit.causes import CAUSES, diagnose
-from kvviz.audit.claims import Disjoint, Follows
+from kvviz.audit.claims import Covers, Disjoint, Follows
 from kvviz.audit.guesses import natural
-from kvviz.audit.view import View
+from kvviz.audit.view import Storage, View
 from kvviz.audit.views_file import load
 from tests.audit.mutations import MUTATIONS, kv_swapped, mutated, sound_cache, width_without_scales
 
@@ -150,3 +150,12 @@ def test_the_case_book_is_diagnosed(name):
     if mended:
         fixed = load(json.dumps(mended))
         assert diagnose(fixed.views, fixed.claims) == ()
+
+
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_an_extent_of_too_few_blocks_is_diagnosed_by_its_number_of_blocks(blocks):
+    memory = Storage("memory", 192)
+    views = [View("content", memory, (4, 48), (48, 1)), View("sent", memory, (blocks, 48), (48, 1))]
+    (found,) = diagnose(views, [Covers("sent", ("content",))])
+    assert found.proved and found.repaired[0].shape == (4, 48)
+    assert found.text == f'The number of blocks of "sent" is wrong. The number is {blocks} and must be 4.'
