@@ -1,7 +1,8 @@
 """Predictions, the matrix and differences between releases. No engine is needed."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 
@@ -81,6 +82,33 @@ def test_a_run_that_cannot_run_says_why_and_is_not_tried_again(fake_run, tmp_pat
         assert engine_matrix.record_matrix(path, wanted, lambda sentence: None) == expected
     (entry,) = json.loads(path.read_text())["runs"]
     assert entry["cannot"] == "ValueError: no" and "found" not in entry and entry["predicted"]["layout"] == "NHD"
+
+
+RECORDED = Path(__file__).parents[2] / "notebooks" / "recorded_engines.json"
+
+
+def test_the_recorded_matrix_shows_the_bug_and_its_repairs_as_predicted():
+    matrix = engine_matrix.read_matrix(RECORDED)
+    first = [engine_matrix.find(matrix, EngineSettings(*one)) for one in engine_matrix.FIRST]
+    assert [run["text_right"] for run in first] == [True, False, True, True, True, True]
+    assert [run["found"]["cross_layer"] for run in first] == [False, True, True, False, False, False]
+    assert first[1]["kinds"]["collision"]["first_byte"] == 64
+
+
+def test_the_table_in_the_docs_has_the_recorded_answers_and_seconds():
+    matrix, page = engine_matrix.read_matrix(RECORDED), (RECORDED.parents[1] / "docs" / "engine.md").read_text()
+    for one in engine_matrix.FIRST:
+        run = engine_matrix.find(matrix, EngineSettings(*one))
+        line = next(line for line in page.splitlines() if line.startswith(f"| {one[0]} | {one[2]} |"))
+        assert line.endswith(f"| `{run['text']}` | {run['seconds']['total']:.0f} |") and run["found"]["order"] in line
+
+
+def test_the_recorded_predictions_are_those_of_today():
+    keys = ("release", "kv_cache_dtype", "connector", "layout")
+    for run in engine_matrix.read_matrix(RECORDED)["runs"]:
+        today = predict(EngineSettings(*(run[key] for key in keys)))
+        assert run["predicted"] == asdict(today), [run[key] for key in keys]
+        assert ("cannot" in run) != ("found" in run)
 
 
 def test_the_matrix_holds_each_combination_once():
