@@ -3,9 +3,10 @@
 Most notebooks import only the names of this module, for example ``from kvviz import CacheSpec, allocate, write_kv``.
 Each name is loaded when it is first used. So ``import kvviz`` is quick, and works without torch, Triton or NumPy.
 
-kvviz has seven packages. ``audit`` checks strided views of any program. ``cache`` rebuilds vLLM's KV cache.
+kvviz has nine packages. ``audit`` checks strided views of any program. ``cache`` rebuilds vLLM's KV cache.
 ``kernels`` write and read this cache, ``engine`` serves a model with it, and ``show`` draws it. ``challenge`` makes
-caches with an unknown fault. ``report`` makes pages from notebooks.
+caches with an unknown fault. ``report`` makes pages from notebooks. ``bench`` runs
+released engines. ``trace`` watches which bytes change, and follows bytes from one cache to another.
 """
 
 __version__ = "0.2.0"

@@ -21,6 +21,7 @@ ROOMS = {
     "challenge": {"audit", "cache"},
     "report": set(),
     "bench": {"audit", "cache", "engine"},
+    "trace": {"audit", "cache", "kernels", "show"},
 }
 """The packages of kvviz ("rooms"), and for each the other rooms that it may import."""
 
@@ -36,6 +37,7 @@ FORBIDDEN = {
     "challenge": {"torch", "triton", "matplotlib"},
     "report": {"torch", "triton"},
     "bench": {"matplotlib", "gguf", "tokenizers"},
+    "trace": {"triton", "matplotlib", "gguf", "tokenizers"},
 }
 WITHOUT_TORCH = ("audit.audit", "audit.views_file", "audit.collect", "cache.modes", "cache.spec", "cache.layout",
                  "cache.geometry", "show.audit_page", "show.live_map", "challenge.questions")  # fmt: skip
@@ -241,7 +243,7 @@ def test_public_names_have_docstrings(module):
 
 
 @pytest.mark.parametrize(
-    "module", [m for room in ("audit", "cache", "kernels", "engine", "bench") for m in in_room(room)]
+    "module", [m for room in ("audit", "cache", "kernels", "engine", "bench", "trace") for m in in_room(room)]
 )
 def test_public_methods_have_docstrings(module):
     classes = [node for node in tree_of(module).body if isinstance(node, ast.ClassDef) and node.name[0] != "_"]

@@ -54,10 +54,14 @@ def views_of(tensors: Mapping[str, Any], dtypes: Mapping[str, str] | None = None
         ValueError: a value is neither a strided tensor nor an array, two views would have the same name, or a tensor
             does not have whole elements of its type.
     """
-    type_of = {name: (dtypes or {}).get(key) for key, given in tensors.items() for name, _ in _named(str(key), given)}
+    type_of = {
+        name: (dtypes or {}).get(key) for key, given in tensors.items() for name, _ in named_tensors(str(key), given)
+    }
     if unknown := [key for key in dtypes or {} if key not in tensors]:
         raise ValueError(f"dtypes names {unknown[0]!r}, but no tensor has this name")
-    found = [_geometry(name, tensor) for key, given in tensors.items() for name, tensor in _named(str(key), given)]
+    found = [
+        _geometry(name, tensor) for key, given in tensors.items() for name, tensor in named_tensors(str(key), given)
+    ]
     names = [geometry.name for geometry in found]
     if double := next((name for name in names if names.count(name) > 1), None):
         raise ValueError(f"two tensors would get the name {double!r}: rename one of them")
@@ -118,22 +122,22 @@ def _has_room(data: View, scale: View) -> bool:
     return min(data.stride[:-1]) > data.shape[-1]
 
 
-def _named(name: str, given: Any) -> Iterator[tuple[str, Any]]:
+def named_tensors(name: str, given: Any) -> Iterator[tuple[str, Any]]:
     """Yield the name and the tensor; for a list, yield each tensor with its number."""
-    if isinstance(given, list | tuple) and not _is_named(given):
+    if isinstance(given, list | tuple) and not is_with_axes(given):
         for number, part in enumerate(given):
-            yield from _named(f"{name} {number}", part)
+            yield from named_tensors(f"{name} {number}", part)
     else:
         yield name, given
 
 
-def _is_named(given: Any) -> bool:
+def is_with_axes(given: Any) -> bool:
     """Return True for a pair of a tensor and the names of its axes."""
     return isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], tuple)
 
 
 def _geometry(name: str, given: Any) -> _Geometry:
-    if _is_named(given):
+    if is_with_axes(given):
         return replace(_geometry(name, given[0]), axes=given[1])
     if hasattr(given, "untyped_storage"):
         return _of_tensor(name, given)
