@@ -13,6 +13,8 @@ from kvviz.kernels.codec import INTERPRETED, launching, tl, triton
 CHUNK_BYTES = 2048
 GPU_CHUNKS, CPU_CHUNKS = 4, 256
 """Number of chunks that one program reads. The interpreter needs few, large programs."""
+GPU_WARPS = 4
+"""Number of warps of one program on a GPU."""
 
 
 # Grid:   (ceil(chunks / CHUNKS),) programs.
@@ -77,7 +79,13 @@ class Fingerprints:
             chunks = CPU_CHUNKS if INTERPRETED.value else GPU_CHUNKS
             with launching(flat.device):
                 _fingerprint_kernel[(triton.cdiv(num_chunks, chunks),)](
-                    words, self._prints, self._changed, num_chunks, CHUNKS=chunks, WORDS=CHUNK_BYTES // 4
+                    words,
+                    self._prints,
+                    self._changed,
+                    num_chunks,
+                    CHUNKS=chunks,
+                    WORDS=CHUNK_BYTES // 4,
+                    num_warps=GPU_WARPS,
                 )
         return self._changed
 
