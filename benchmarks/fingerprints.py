@@ -72,7 +72,7 @@ def measure(num_bytes: int, tiles: list[tuple[int, int]]) -> dict:
     for chunks, warps in tiles:
         fingerprint.GPU_CHUNKS, fingerprint.GPU_WARPS = chunks, warps
         rows.append(row(f"fingerprints {chunks}x{warps}", flat.numel(), lambda: prints.update(flat)))
-    part = flat[: flat.numel() // 4]
+    part = flat[: flat.numel() // 16]
     copied = part.clone()
     rows.append(row("copy and comparison", part.numel(), lambda: (part != copied).any()))
     return {

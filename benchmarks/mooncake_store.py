@@ -60,21 +60,22 @@ def loopback_up() -> None:
         fcntl.ioctl(any_socket, 0x8914, request)  # SIOCSIFFLAGS
 
 
-def in_a_namespace() -> int:
-    """Run this script again in a separate network namespace, and return its exit status."""
+def in_a_namespace(script: str = __file__, *arguments: str, longest: float = LONGEST) -> int:
+    """Run a script again in a separate network namespace, and return its exit status."""
     command = [
         "unshare",
         "--net",
         *([] if os.geteuid() == 0 else ["--map-root-user"]),
         *BOUND,
         sys.executable,
-        __file__,
+        script,
         "--inside",
+        *arguments,
     ]
     try:
-        return subprocess.run(command, check=False, timeout=LONGEST).returncode
+        return subprocess.run(command, check=False, timeout=longest).returncode
     except subprocess.TimeoutExpired:
-        sys.exit(f"the store gave no answer for {LONGEST:.0f} seconds and was stopped: run the script again")
+        sys.exit(f"{Path(script).name} gave no answer for {longest:.0f} seconds and was stopped: run the script again")
 
 
 def address(array: np.ndarray) -> int:

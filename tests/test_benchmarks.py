@@ -271,7 +271,7 @@ def test_a_store_without_an_answer_is_stopped(monkeypatch):
         raise subprocess.TimeoutExpired(command, timeout)
 
     monkeypatch.setattr(mooncake_store.subprocess, "run", run)
-    with pytest.raises(SystemExit, match="the store gave no answer for 150 seconds and was stopped"):
+    with pytest.raises(SystemExit, match="mooncake_store.py gave no answer for 150 seconds and was stopped"):
         mooncake_store.in_a_namespace()
 
 
