@@ -5,6 +5,7 @@ against itself. Claims state what else must hold, for example where the rightful
 no data. Its work depends on the patterns of the views, not on the number of blocks (``kvviz.audit.byte_sets``).
 """
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -66,13 +67,17 @@ def _audited(views: Sequence[View], claims: Sequence[Claim], witnesses: bool) ->
     for view in views:
         outside = list(out_of_bounds(view))
         overlapping = _found(self_overlap(view, ground), "self_overlap", 0, (view,))
-        checked.append(_Statement("1 view lies within its storage", "views lie within their storages").after(outside))
+        checked.append(
+            _Statement(
+                "1 view {lies|does not lie} within its storage", "views {lie|do not lie} within their storages"
+            ).after(outside)
+        )
         findings += outside
         if view.read_only and overlapping:  # a broadcast or a tile: elements that share bytes do no harm
             notes += map(note_on_reader, overlapping)
             continue
         findings += overlapping
-        alone = _Statement("1 view does not overlap itself", "views do not overlap themselves")
+        alone = _Statement("1 view {does not overlap|overlaps} itself", "views {do not overlap|overlap} themselves")
         checked.append(alone.after(overlapping))
     for claim in dict.fromkeys(claims):
         check = _CHECKS[type(claim)]
@@ -120,7 +125,8 @@ def _all_named(named: dict[str, View], names: Sequence[str]) -> list[View]:
 class _Statement:
     """What is printed about checks: a sentence for one check, or a number with ``plural`` (``2`` + ``views lie ...``).
 
-    Without ``plural``, the sentence is printed once, however often the check was made.
+    Without ``plural``, the sentence is printed once, however often the check was made. Each sentence has a pair of words
+    in braces: ``1 view {lies|does not lie} within its storage``. The second word is printed if the check failed.
     """
 
     singular: str
@@ -139,12 +145,24 @@ class _Statement:
             outcome = "failed: "
         return _Statement(self.singular, self.plural, outcome)
 
+    def after_times(self, times: int, other: bool) -> str:
+        """Return the sentence about this number of checks.
+
+        Args:
+            other: True if the same check failed for other views.
+        """
+        text = f"{times:,} {self.plural}" if times > 1 and self.plural else self.singular
+        text = re.sub(r"^([\d,]+) ", r"\1 other ", text) if other else text
+        choice = 2 if self.outcome in ("failed: ", "warning: ") else 1
+        return self.outcome + re.sub(r"{([^|{}]*)\|([^|{}]*)}", rf"\{choice}", text)
+
 
 def _counted_up(checked: Iterable[_Statement]) -> Iterator[str]:
     """Yield each different statement once, with the number of its checks."""
-    for statement, times in Counter(checked).items():
-        several = times > 1 and statement.plural
-        yield statement.outcome + (f"{times} {statement.plural}" if several else statement.singular)
+    counts = Counter(checked)
+    failed = {(one.singular, one.plural) for one in counts if one.outcome == "failed: "}
+    for statement, times in counts.items():
+        yield statement.after_times(times, not statement.outcome and (statement.singular, statement.plural) in failed)
 
 
 @dataclass(frozen=True)
@@ -181,16 +199,18 @@ def _of_one(singular: str, plural: str) -> Callable[[Claim, dict[str, View]], _S
 def _disjoint_statement(views: Sequence[View]) -> _Statement:
     readers = sum(view.read_only for view in views)
     apart = f", apart from {readers} views that are only read" if readers > 1 else ""
-    return _of_views(views, "is disjoint", f"are disjoint{apart}")
+    return _of_views(views, "is {|not }disjoint", "are {|not }disjoint" + apart)
 
 
 def _aligned_statement(claim: Aligned, view: View) -> _Statement:
     known = view.storage.address_modulo(claim.boundary_bytes) is not None
-    rows = "rows at multiples" if known else "rows at offsets that are multiples"
-    return _Statement(
-        f"1 view has {rows} of {claim.boundary_bytes} bytes", f"views have {rows} of {claim.boundary_bytes} bytes"
-    )
+    rows = "rows" if known else "rows by their offsets"
+    ends = f"{{only|not only}} {rows} at multiples of {claim.boundary_bytes} bytes"
+    return _Statement(f"1 view has {ends}", f"views have {ends}")
 
+
+_EXTENT = "(what a transfer, registration or clear takes)"
+"""What an extent is, for people who read the result of a check."""
 
 _CHECKS: dict[type, _Check] = {
     Disjoint: _Check(
@@ -202,21 +222,23 @@ _CHECKS: dict[type, _Check] = {
         "collision",
         lambda c, named, _: blocks.overlaid(_all_named(named, c.views), c.blocks_per_id),
         lambda c, named: _of_views(
-            _all_named(named, c.views), "shares bytes of equal block ids only", "share bytes of equal block ids only"
+            _all_named(named, c.views),
+            "{shares|does not share} bytes of equal block ids only",
+            "{share|do not share} bytes of equal block ids only",
         ),
     ),
     BelongsAt: _Check(
         "misplaced",
         lambda c, _, ground: misplaced(*ground.placed[c], ground),
         lambda c, named: _Statement(
-            f"1 {named[c.view].role} view lies at its rightful place",
-            f"{named[c.view].role} views lie at their rightful places",
+            f"1 {named[c.view].role} view {{lies|does not lie}} at its rightful place",
+            f"{named[c.view].role} views {{lie|do not lie}} at their rightful places",
         ),
     ),
     Follows: _Check(
         "misplaced",
         lambda c, _, ground: misplaced(*ground.placed[c], ground),
-        _of_one("1 scale lies behind its data", "scales lie behind their data"),
+        _of_one("1 scale view {follows|does not follow} its data", "scale views {follow|do not follow} their data"),
     ),
     Covers: _Check(
         "truncated",
@@ -228,30 +250,41 @@ _CHECKS: dict[type, _Check] = {
             c.blocks_per_extent,
             ground.parts,
         ),
-        _of_one("1 extent covers its blocks", "extents cover their blocks"),
+        _of_one(
+            f"1 extent {_EXTENT} {{covers|does not cover}} exactly its blocks",
+            f"extents {_EXTENT} {{cover|do not cover}} exactly their blocks",
+        ),
     ),
     StepAlike: _Check(
         "truncated",
         lambda c, named, _: numbers.step_alike(view_named(named, c.source), view_named(named, c.target)),
-        _of_one("1 copy has equal steps on both sides", "copies have equal steps on both sides"),
+        _of_one(
+            "1 copy {has|does not have} equal steps on both sides",
+            "copies {have|do not have} equal steps on both sides",
+        ),
     ),
     SameBytes: _Check(
         "truncated",
         lambda c, named, _: blocks.same_bytes(
             _all_named(named, names_in(c.part)), _all_named(named, names_in(c.whole))
         ),
-        _of_one("1 part covers exactly the bytes of its whole", "parts cover exactly the bytes of their wholes"),
+        _of_one(
+            "1 part {covers|does not cover} exactly the bytes of its whole",
+            "parts {cover|do not cover} exactly the bytes of their wholes",
+        ),
     ),
     Maps: _Check(
         "index_space",
         lambda c, named, _: numbers.ids_in_range(c, view_named(named, c.view)),
-        _of_one("1 index space lies within its view", "index spaces lie within their views"),
+        _of_one(
+            "1 index space {lies|does not lie} within its view", "index spaces {lie|do not lie} within their views"
+        ),
     ),
     Addressed: _Check(
         "index_space",
         lambda c, named, _: numbers.addressable(c, view_named(named, c.view)),
         lambda c, _: _Statement(
-            f"1 view is addressable in {c.address_type}", f"views are addressable in {c.address_type}"
+            f"1 view is {{|not }}addressable in {c.address_type}", f"views are {{|not }}addressable in {c.address_type}"
         ),
     ),
     Aligned: _Check(
@@ -262,7 +295,7 @@ _CHECKS: dict[type, _Check] = {
     Declared: _Check(
         "ambiguous",
         lambda c, named, _: numbers.declared(c, view_named(named, c.view), _all_named(named, c.readings)),
-        _of_one("1 reading is declared", "readings are declared"),
+        _of_one("1 reading is {|not }declared", "readings are {|not }declared"),
     ),
 }
 """The check for each class of claims. To add a class of claims, add its check here."""

@@ -1,10 +1,10 @@
 """The causes that a diagnosis can name: one record each, with a function that writes the sentences with the numbers.
 
-Example: ``The width leaves out the scales. "copied" takes 128 bytes per block. A block has 192 bytes, of which 64 are
+Example: ``The width leaves out the scales. "copied" has 128 bytes per block. A block has 192 bytes, of which 64 are
 scales.`` The first sentence is what happened. The numbers follow.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvviz.audit.guesses import Guess, family_of, one_of_each, start_of
@@ -21,8 +21,9 @@ class Cause:
         meaning: the mistake in one line.
         lesson: the number of the notebook that explains the mistake.
         tell: a function that writes the sentences with the numbers of some guesses about some views.
-        like: a public report of the same mistake, for example ``vLLM 48412``; empty if there is none in the case book.
-        apart: what tells this cause from others that fit the same numbers.
+        like: a public report of the same mistake, for example ``vLLM issue 48412``; empty if there is none in the case
+            book.
+        apart: sentences for another cause that fits the same numbers. They say what to look at.
         advice: what to do if the numbers do not show a repair.
     """
 
@@ -38,6 +39,28 @@ class Cause:
 def tell(cause: str, guesses: Sequence[Guess], views: Sequence[View]) -> str:
     """Return the sentences for guesses of one cause about the wrong ``views``."""
     return CAUSES[cause].tell(guesses, _Who(tuple(views)))
+
+
+def tell_of_others(wrong: Sequence[View], repaired: Mapping[str, View], others: Sequence[View]) -> str:
+    """Return a sentence about views of the same families that need no repair; empty if there is none.
+
+    Args:
+        wrong: the views with the mistake.
+        repaired: the repaired views by name.
+        others: views that have no mistake, of all families.
+    """
+    families = {(family_of(view.name), view.storage.name) for view in wrong}
+    fine = [view for view in others if (family_of(view.name), view.storage.name) in families]
+    if not fine:
+        return ""
+    names = [f'"{view.name}"' for view in fine]
+    who = joined(names) if len(names) <= 2 else f"{len(names):,} other views of these names"
+    reshaped = {
+        (v.shape, v.stride) for v in wrong if (v.shape, v.stride) != (repaired[v.name].shape, repaired[v.name].stride)
+    }
+    if any((view.shape, view.stride) in reshaped for view in fine):
+        return f" {who} {'has' if len(fine) == 1 else 'have'} the same shape and strides, but break{'s' * (len(fine) == 1)} no claim."
+    return f" {who} need{'s' * (len(fine) == 1)} no repair."
 
 
 @dataclass(frozen=True)
@@ -95,7 +118,7 @@ def _from_shape(guesses: Sequence[Guess], who: _Who) -> str:
         why = ""
     they = "It" if len(who.views) == 1 else "They"
     return (
-        f"The strides of {who} were computed from the shape, as if each layer had a dense buffer of its own. "
+        f"The strides of {who} were computed from the shape, as if each layer had a buffer of its own without gaps. "
         f"{they} {who.verb('start')} {who.starts} and {who.verb('step')} {_bytes(guesses, 'step')} per "
         f"{facts['axis']}. The step must be {_bytes(guesses, 'belongs')}{why}."
     )
@@ -122,13 +145,13 @@ def _layer_count(guesses: Sequence[Guess], who: _Who) -> str:
     facts = guesses[0].facts
     if "width" in facts:
         return (
-            f"The page size was multiplied by the number of layers. {who} {who.verb('take')} "
-            f"{_bytes(guesses, 'width')} per block, which is {counted(facts['counted'], 'page')} of "
-            f"{counted(facts['page'], 'byte')}. A block there holds only 1 layer."
+            f"The length was multiplied by the number of layers. {who} {who.verb('have')} a length of "
+            f"{_bytes(guesses, 'width')} per block, which is {facts['counted']} times {counted(facts['page'], 'byte')}. "
+            f"The content of a block has {counted(facts['page'], 'byte')}, because each layer has blocks of its own."
         )
     return (
         f"The block stride counts a wrong number of layers. {who} {who.verb('step')} {_bytes(guesses, 'step')} per "
-        f"block, which is {counted(facts['counted'], 'page')} of {counted(facts['page'], 'byte')}. A block holds "
+        f"block, which is {counted(facts['counted'], 'layer')} of {counted(facts['page'], 'byte')}. A block holds "
         f"{counted(facts['layers'], 'layer')}, so the step must be {_bytes(guesses, 'belongs')}."
     )
 
@@ -165,34 +188,35 @@ def _kv_packing(guesses: Sequence[Guess], who: _Who) -> str:
     facts = guesses[0].facts
     if facts["taken"] == "double":
         return (
-            f"The width counts a V half that does not exist. {who} {who.verb('take')} {_bytes(guesses, 'width')} per "
-            f"block, twice the content of {_bytes(guesses, 'owed')}."
+            f"The width counts a V half that does not exist. {who} {who.verb('have')} a length of "
+            f"{_bytes(guesses, 'width')} per block, twice the content of {_bytes(guesses, 'owed')}."
         )
     if "width" in facts:
         return (
             f"K and V of a block were taken as one range of bytes, but they lie in separate halves. {who} "
-            f"{who.verb('take')} {_bytes(guesses, 'width')} per block. From the first byte of K to the last byte of V "
+            f"{who.verb('have')} a length of {_bytes(guesses, 'width')} per block. From the first byte of K to the last byte of V "
             f"there are {_bytes(guesses, 'owed')}."
         )
     split = "K and V were taken for two halves of a block, but K cells and V cells alternate."
     packed = "K cells and V cells were taken to alternate, but K and V are two halves of a block."
     return (
         f"{split if facts['taken'] == 'split' else packed} {who} {who.verb('step')} {_bytes(guesses, 'step')} from "
-        f"cell to cell. The step must be {_bytes(guesses, 'belongs')}."
+        f"one cell to the next cell of the same half (K or V). The step must be {_bytes(guesses, 'belongs')}."
     )
 
 
 def _width(guesses: Sequence[Guess], who: _Who) -> str:
     return (
-        f"The width leaves out the scales. {who} {who.verb('take')} {_bytes(guesses, 'width')} per block. "
+        f"The width leaves out the scales. {who} {who.verb('have')} {_bytes(guesses, 'width')} per block. "
         f"A block has {_bytes(guesses, 'owed')}, of which {_fact(guesses, 'missing')} are scales."
     )
 
 
 def _step_for_length(guesses: Sequence[Guess], who: _Who) -> str:
     return (
-        f"The distance between blocks was used as a length. {who} {who.verb('take')} {_bytes(guesses, 'width')} per "
-        f"block. The content of a block has only {_bytes(guesses, 'owed')}."
+        f"The distance between blocks was used as a length. {who} {who.verb('have')} a length of "
+        f"{_bytes(guesses, 'width')} per block, which is the distance. The content of a block, in one layer, has only "
+        f"{_bytes(guesses, 'owed')}."
     )
 
 
@@ -208,15 +232,17 @@ def _block_unit(guesses: Sequence[Guess], who: _Who) -> str:
                          f"({counted(facts['blocks'], 'block')}{per_id}).")  # fmt: skip
         if facts["step"] and facts["step"] != facts["belongs"]:
             parts.append(f"One id is taken for {facts['step']:,} bytes, and has {facts['belongs']:,} bytes.")
-        return f"The ids of {who} count in another unit. {' '.join(parts)}"
+        return f"The ids and the blocks of {who} are of different units. {' '.join(parts)}"
     if facts.get("width", facts.get("owed")) != facts.get("owed"):
         return (
-            f"The block ids were converted to smaller blocks, but the length was not. {who} {who.verb('take')} "
-            f"{_bytes(steps, 'width')} per id, {facts['ratio']} times the {_bytes(steps, 'owed')} of a block."
+            f"The ids and the length count blocks of different sizes. {who} {who.verb('have')} a length of "
+            f"{_bytes(steps, 'width')} per id, but an id stands for a block of {_bytes(steps, 'owed')}. The ratio is "
+            f"{facts['ratio']}."
         )
     return (
-        f"The block ids count in another unit. {who} {who.verb('step')} {_bytes(steps, 'step')} per id, and one id "
-        f"stands for {_bytes(steps, 'belongs')}. The ratio is {facts['ratio']}."
+        f"The ids and the step count blocks of different sizes. {who} {who.verb('step')} {_bytes(steps, 'step')} per id, "
+        f"but the blocks of the content lie {_bytes(steps, 'belongs')} apart. The ratio is {facts['ratio']}. The repair "
+        f"assumes that an id is the id of such a block. If an id counts {_bytes(steps, 'step')}, convert the ids instead."
     )
 
 
@@ -278,7 +304,7 @@ def _unaligned(guesses: Sequence[Guess], who: _Who) -> str:
     facts = guesses[0].facts
     step = f", and rows lie {counted(facts['step'], 'byte')} apart" if facts["step"] else ""
     address = facts["address"]
-    base = f" The storage starts {counted(address, 'byte')} after a multiple of it." if address else ""
+    base = f" The storage starts {counted(address, 'byte')} after such a multiple." if address else ""
     only = " The address of the storage is not known, so only offsets were judged." if address is None else ""
     return (
         f"Not all rows of {who} start at a multiple of {counted(facts['boundary'], 'byte')}. The first row starts at "
@@ -308,43 +334,59 @@ def _copy(guesses: Sequence[Guess], who: _Who) -> str:
 
 _LIST = (
     Cause("from_shape", "Strides were computed from the shape, as if the buffer were dense.", "04", _from_shape,
-          "vLLM 48412", "strides computed from the shape: then padding or more layers lead to the same mistake"),
+          "vLLM issue 48412", "Strides that were computed from the shape fit too. Look at the code that makes the "
+          "strides: does it use the shape, or the strides of the buffer?"),
     Cause("offset_dropped", "The storage offset was dropped.", "04", _offset_dropped,
-          apart="offset dropped: then one layer alone in a buffer is right"),
+          apart="A dropped storage offset fits too. Look at the code that makes the views: does it add the offset of "
+          "the buffer?"),
     Cause("one_base", "One base address was used for several layers.", "09", _one_base,
-          "vLLM 57661", "one base address: then the list of regions has one entry for several layers"),
+          "vLLM 57661", "One base address for several layers fits too. Look at the list of addresses: does each layer "
+          "have an address of its own?"),
     Cause("layer_count", "A stride or a width counts a wrong number of layers.", "09", _layer_count,
-          "vllm-gaudi 1201", "wrong number of layers: then the number changes with the number of layers of the model"),
+          "vllm-gaudi 1201", "A wrong number of layers fits too. Look at the code that makes this number: does it "
+          "multiply by a number of layers?"),
     Cause("padding_left_out", "Padding was left out of a stride, or added to one.", "09", _padding,
-          "kvcached 399", "padding left out: then a cache without padding is right"),
+          "kvcached 399", "Padding that was left out fits too. Look at the page size in the code: does it have the "
+          "padding?"),
     Cause("kv_swapped", "K and V were exchanged.", "09", _kv_swapped,
-          apart="K and V exchanged: then keys are read as values"),
+          apart="Exchanged K and V fit too. Look at the code: which half does it take first?"),
     Cause("token_head_order", "Tokens and heads were exchanged (NHD and HND).", "02", _order,
-          "vLLM 55904", "tokens and heads exchanged: then a cache with one head is right"),
+          "vLLM 55904", "Exchanged axes of tokens and heads fit too. Look at the order that the code expects: tokens "
+          "outside (NHD), or heads outside (HND)?"),
     Cause("kv_order", "The K/V axis was taken to lie elsewhere.", "09", _order,
-          "LMCache 2495", "K/V axis elsewhere: then a cache with one block is right"),
+          "LMCache 2495", "Another place of the K/V axis fits too. Look at the shape: is K/V the first axis, or is it "
+          "inside the block?"),
     Cause("axis_order", "The axes are in another order.", "02", _order,
-          "vLLM 50084", "other order of axes: then the same bytes are used in another order"),
+          "vLLM 50084", "Another order of the axes fits too. Look at the code: does it permute the axes?"),
     Cause("kv_packing", "K and V alternate cell by cell, but were taken for two halves, or the reverse.", "02",
-          _kv_packing, "kvcached 391", "packed taken for split: then a version with the other packing is right"),
+          _kv_packing, "kvcached 391", "Another order of K and V inside a block fits too. Look at the code: does V of "
+          "a block start after all K cells, or does each V cell follow its K cell?"),
     Cause("width_without_scales", "A width leaves out the scales.", "08", _width,
-          "vLLM 48411", "width without scales: then a cache without scales is right"),
+          "vLLM PR 48411", "A width without the scales fits too. Look at the code that makes the width: does it add "
+          "the scales?"),
     Cause("step_for_length", "The distance between blocks was used as a length.", "08", _step_for_length,
-          "vLLM 50276", "distance used as length: then a buffer per layer is right"),
+          "vLLM PR 50276", "A distance that was used as a length fits too. Look at the code that makes the length: "
+          "does it read a stride?"),
     Cause("block_unit", "Block ids count in another unit: kernel block, manager block or token.", "09", _block_unit,
-          "vLLM 28677", "other unit of block ids: then equal block sizes are right"),
+          "vLLM 28677", "Ids of blocks of another size fit too. Look at the number of tokens per id: is it the same "
+          "where the ids are made and where they are used?"),
     Cause("sections", "Several sections of a page were sliced as one range.", "09", _sections,
-          "TensorRT-LLM 6507", "sections sliced as one: then a page with one section is right"),
+          "TensorRT-LLM 6507", "Several pieces that were taken as one range fit too. Look at the page: how many "
+          "sections does it have?",
+          "Take the pieces one by one. In the claim, each piece is a view of its own."),
     Cause("rank_sections", "Ranks that share heads got sections of their own.", "09", _rank_sections,
-          "sglang 19086", "shared heads: then as many ranks as heads are right"),
+          "sglang 19086", "Ranks that share heads fit too. Look at the numbers of ranks and heads: are there more "
+          "ranks than heads?"),
     Cause("scale_region", "Scales were taken to lie in a region of their own, or in their cells.", "09", _region,
-          "vLLM 46329", "scale region: then a release that keeps scales in the other place is right"),
+          "vLLM 46329", "Scales in another place fit too. Look at the code: does it place scales behind all data, or "
+          "in the cells?"),
     Cause("element_size", "Bytes were used as elements, or elements as bytes.", "02", _element,
-          apart="bytes used as elements: then a cache of one-byte elements is right"),
+          apart="Bytes that were used as elements fit too. Look at the units of the offset and of the strides."),
     Cause("padding_slot", "A padding slot was used as an index.", "09", _padding_slot,
-          apart="padding slot: then batches without padding are right"),
+          apart="A padding slot that was used as an index fits too. Look at the slots: is one of them -1?"),
     Cause("address_width", "A number type is too narrow for the addresses.", "09", _address,
-          "vllm-ascend-deepseekv4 90", "address width: then a small cache is right"),
+          "vllm-ascend-deepseekv4 90", "A type that is too narrow for addresses fits too. Look at the type of the "
+          "addresses."),
     Cause("unaligned_rows", "Rows do not start at the boundary.", "10", _unaligned, "vLLM 45466"),
     Cause("undeclared", "A shape can be read in several ways.", "09", _undeclared, "LMCache 4467",
           advice="Name the reading that is meant in the field declared of the claim."),

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from kvviz.audit.audit import audit_views
 from kvviz.audit.budget import TooMuchWorkError, limited, spend
 from kvviz.audit.cause_rules import explain_place
-from kvviz.audit.cause_words import CAUSES, Cause, tell
+from kvviz.audit.cause_words import CAUSES, Cause, tell, tell_of_others
 from kvviz.audit.claims import (
     Addressed,
     Aligned,
@@ -294,7 +294,7 @@ def _ordered(result: Audit, groups: _Members, left: Audit | None, views: dict[st
         numbers = sorted({number for guess, _ in members for number in numbers_of.get(guess.view, ())})
         spend(NUMBER_COST * len(numbers))
         explained.update(numbers)
-        made.append(_diagnosis(cause, members, [result.findings[number] for number in numbers], dirty, views))
+        made.append(_diagnosis(cause, members, [result.findings[number] for number in numbers], dirty, views, blamed))
     made.sort(key=lambda one: -len(one.findings))
     rest = tuple(finding for number, finding in enumerate(result.findings) if number not in explained)
     if rest:
@@ -304,7 +304,9 @@ def _ordered(result: Audit, groups: _Members, left: Audit | None, views: dict[st
     return tuple(made)
 
 
-def _diagnosis(cause: str, members: list, findings: list[Finding], dirty: dict, views: dict[str, View]) -> Diagnosis:
+def _diagnosis(
+    cause: str, members: list, findings: list[Finding], dirty: dict, views: dict[str, View], blamed: set[str]
+) -> Diagnosis:
     guesses = sorted((guess for guess, _ in members), key=lambda guess: natural(guess.view))
     names = tuple(dict.fromkeys(guess.view for guess in guesses))
     repaired = tuple(guess.repaired for guess in guesses if guess.repaired is not None)
@@ -317,6 +319,11 @@ def _diagnosis(cause: str, members: list, findings: list[Finding], dirty: dict, 
     elif not proved:
         repair = f"Not repaired. {repair} was tried, and the same claims do not all hold with it."
     others = dict.fromkeys(CAUSES[other.cause].apart for _, rest in members for other in rest if other.cause != cause)
-    text = tell(cause, guesses, [views[name] for name in names])
+    wrong = [views[name] for name in names]
+    text = tell(cause, guesses, wrong)
+    if proved and len(repaired) == len(wrong):
+        fine = [view for name, view in views.items() if name not in blamed]
+        spend(VIEW_COST * len(fine))
+        text += tell_of_others(wrong, {view.name: view for view in repaired}, fine)
     return Diagnosis(cause, text, effect_words(findings, views), names, tuple(findings), repair,
                      repaired if proved else (), proved, tuple(filter(None, others)))  # fmt: skip

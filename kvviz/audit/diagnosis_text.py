@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from kvviz.audit.causes import CAUSES, UNKNOWN, Diagnosis
+from kvviz.audit.causes import CAUSES, UNKNOWN, Cause, Diagnosis
 from kvviz.audit.findings import ARROW, KINDS, Audit, Finding
 from kvviz.audit.guesses import natural
 from kvviz.audit.repair_words import counted
@@ -54,11 +54,27 @@ def audit_text(
             len(rest) > MOST_FINDINGS
         )
     lines += _row("open", *_not_judged(result, verbose, option))
-    lines += _row("checked", "; ".join(result.checked) + ".")
+    lines += _checks(result, verbose or result.clean or not known)
     notes = result.notes if verbose else result.notes[:MOST_NOTES]
     lines += [line for note in notes for line in _row("note", note + ".")]
     left = len(result.notes) - len(notes)
     return "\n".join(lines + ([f"{counted(left, 'more note')}: {option} prints all."] if left else []))
+
+
+def _checks(result: Audit, whole: bool) -> list[str]:
+    """Return what was checked: one row for each outcome. The short text only counts the checks that hold."""
+    lines, held = [], [one for one in result.checked if not one.startswith(_OUTCOMES)]
+    for outcome in _OUTCOMES:
+        mine = [one.removeprefix(outcome) for one in result.checked if one.startswith(outcome)]
+        label = {"not judged: ": "unjudged"}.get(outcome, outcome.removesuffix(": "))
+        lines += _row(label, f"{'; '.join(mine)}." if mine else "")
+    if whole:
+        return lines + _row("holds", f"{'; '.join(held)}." if held else "")
+    return lines
+
+
+_OUTCOMES = ("failed: ", "warning: ", "not judged: ")
+"""Beginnings of a sentence about checks that did not hold."""
 
 
 def _not_judged(result: Audit, verbose: bool, option: str) -> Iterator[str]:
@@ -102,18 +118,23 @@ def proof_of(diagnoses: Sequence[Diagnosis]) -> str:
 
 
 def _diagnosis(one: Diagnosis, proof: str, verbose: bool, option: str) -> Iterator[str]:
-    yield from _row("cause", one.text)
+    warning = all(finding.severity == "warning" for finding in one.findings)
+    yield from _row("warning" if warning else "cause", one.text)
     yield from _row("effect", one.effect)
     yield from _row("first", first_place(one.findings))
     repairs = one.repair.split("; ")
     left = 0 if verbose else len(repairs) - MOST_REPAIRS
     more = [f"{counted(left, 'more repair')}: {option} prints all."] if left > 0 else []
-    yield from _row("repair", *(repairs if left <= 0 else repairs[:MOST_REPAIRS]), *more)
+    shown = repairs if left <= 0 else repairs[:MOST_REPAIRS]
+    yield from _row("repair", *(["Only if speed matters:"] if warning and one.proved else []), *shown, *more)
     yield from _row("proof", proof if one.proved else "")
     yield from _row("or", *one.others)
-    cause = CAUSES[one.cause]
-    like = f"; the same kind of mistake as {cause.like}" if cause.like else ""
-    yield from _row("lesson", f"notebook {cause.lesson}{like}")
+    yield from _row("lesson", lesson_of(CAUSES[one.cause]))
+
+
+def lesson_of(cause: Cause) -> str:
+    """Return the lesson about a cause, and a public report of the same mistake."""
+    return f"notebook {cause.lesson}.{f' {cause.like} was the same mistake.' if cause.like else ''}"
 
 
 def _row(label: str, *paragraphs: str) -> list[str]:
@@ -133,22 +154,27 @@ def first_place(findings: Sequence[Finding]) -> str:
     if first.drawing == ARROW and len(first.example) > 1:
         lies, belongs, *owner = first.example
         there = f" Byte {lies.start_bytes:,} belongs to {owner[0].text}." if owner else ""
-        return f"{lies.text} lies at byte {lies.start_bytes:,} and belongs at byte {belongs.start_bytes:,}.{there}"
+        where = f"lies at byte {lies.start_bytes:,} of the storage and belongs at byte {belongs.start_bytes:,}"
+        return f"{lies.text} {where}.{there}"
     if first.kind == "collision" and len(first.example) > 1:
         byte = max(place.start_bytes for place in first.example[:2])
-        return f"{first.example[0].text} and {first.example[1].text} share byte {byte:,}."
+        return f"{first.example[0].text} and {first.example[1].text} share byte {byte:,} of the storage."
+    if first.kind == "oversized" and len(first.example) > 1:
+        taker, owner = first.example[:2]
+        byte = max(taker.start_bytes, owner.start_bytes)
+        return f"{taker.text} takes byte {byte:,} of the storage, which belongs to {owner.text}."
     place = first.example[0]
     words = _PLACES.get(first.kind, "{kind}: {place} at byte {byte:,}.")
     return words.format(kind=first.kind, view=first.views[0], place=place.text, byte=place.start_bytes)
 
 
 _PLACES = {  # the sentence about the first place of a finding; other kinds have a sentence of their own above
-    "out_of_bounds": "{place} lies outside the storage, at byte {byte:,}.",
-    "truncated": "{view} leaves out byte {byte:,}, which belongs to {place}.",
-    "oversized": "{place} takes byte {byte:,} of another block.",
-    "self_overlap": "{place} shares byte {byte:,} with another element of the same view.",
-    "unaligned": "{place} starts at byte {byte:,}, off the boundary.",
-    "index_space": "{place} at byte {byte:,} has an id or an address that does not fit.",
+    "out_of_bounds": "{place} lies outside the storage, at byte {byte:,} counted from the start of the storage.",
+    "truncated": "{view} leaves out {place}, which lies at byte {byte:,} of the storage.",
+    "oversized": "{place} takes byte {byte:,} of the storage, which does not belong to it.",
+    "self_overlap": "{place} shares byte {byte:,} of the storage with another element of the same view.",
+    "unaligned": "{place} starts at byte {byte:,} of the storage, which is no multiple of the boundary.",
+    "index_space": "{place} at byte {byte:,} of the storage has an id or an address that does not fit.",
 }
 
 

@@ -182,7 +182,8 @@ class Audit:
 
     Attributes:
         findings: all findings, in the order of the checks.
-        checked: what was checked, one sentence per kind of check. A check that failed begins with ``failed``.
+        checked: what was checked, one sentence per kind of check. A check that failed begins with ``failed``,
+            and says what does not hold.
         notes: what was left open.
     """
 
@@ -216,8 +217,8 @@ class Audit:
         if self.clean and not warnings:
             return LOOK_ELSEWHERE
         if self.clean:
-            remain = "remains" if warnings == 1 else "remain"
-            return f"{LOOK_ELSEWHERE} {counted(warnings, 'warning')} {remain} (legal but slow)."
+            slow = f"{counted(warnings, 'warning')} (legal but slow)"
+            return f"clean, with {slow}: no error was found. {LOOK_ELSEWHERE.partition('. ')[2]}"
         errors = counted(len(self.findings) - warnings, "error")
         return f"{errors}, {counted(warnings, 'warning')} (legal but slow)" if warnings else errors
 

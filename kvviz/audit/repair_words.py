@@ -1,14 +1,14 @@
 """Words for repaired views and claims, and for the effect of a mistake.
 
-Example of a repair: ``layer n K scale, in elements of 4 bytes: offset 8,448 n + 32, strides (675840, 264, 33)``. ``n``
-is the first number in the name of the view.
+Example of a repair: ``layer n K scale (n = 0 to 79, in elements of 4 bytes, old -> new): offset 32 -> 8448 n + 32``.
+``n`` is the first number in the name of the view.
 """
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields, replace
 
-from kvviz.audit.claims import Claim
+from kvviz.audit.claims import Claim, names_in
 from kvviz.audit.findings import KINDS, Finding
 from kvviz.audit.guesses import family_of, natural, one_of_each
 from kvviz.audit.view import View
@@ -37,8 +37,13 @@ def repair_words(repaired: Sequence[View], claims: Sequence[tuple[Claim, Claim]]
         claims: pairs of a claim and the repaired claim.
         views: the views before the repair, by name.
     """
-    lines = [_family(members, views) for members in _families(repaired)]
-    return "; ".join([*lines, *dict.fromkeys(_claim(old, new) for old, new in claims)])
+    families = [_Repair.of(members, views) for members in _families(repaired)]
+    common = {family.common for family in families}
+    if len(families) > 1 and len(common) == 1 and "" not in common:
+        lines = [f"{common.pop()}:", *(f"{family.who}: {family.changes}" for family in families)]
+    else:
+        lines = [family.line for family in families]
+    return "; ".join([*lines, *dict.fromkeys(filter(None, (_claim(old, new) for old, new in claims)))])
 
 
 def _families(repaired: Sequence[View]) -> list[list[View]]:
@@ -50,30 +55,100 @@ def _families(repaired: Sequence[View]) -> list[list[View]]:
     return list(families.values())
 
 
-def _family(members: Sequence[View], views: Mapping[str, View]) -> str:
-    first = members[0]
-    who = first.name if len(members) == 1 else one_of_each(members)
-    if 0 in first.shape:
-        return f"{who}: write nothing, skip slots below 0"
-    before = [views[view.name] for view in members]
-    numbers = []
-    if any(view.storage != old.storage for view, old in zip(members, before, strict=True)):
-        numbers.append(f"storage {first.storage.name} of at least {first.storage.nbytes:,} bytes")
-    if any(view.shape != old.shape for view, old in zip(members, before, strict=True)):
-        numbers.append(f"shape {first.shape}")
-    numbers += [f"offset {_offsets(members)}", f"strides {first.stride}"]
-    unit = f", in elements of {first.itemsize} bytes" if first.itemsize > 1 else ""
-    return f"{who}{unit}: {', '.join(numbers)}"
+@dataclass(frozen=True)
+class _Repair:
+    """The repair of one family of views, as parts of a line.
+
+    Attributes:
+        who: the name of the views: ``layer n K scale``.
+        common: the numbers of the views, the unit, and what stays: several families may have this in common.
+        changes: the numbers that change: ``offset 32 -> 8448 n + 32``.
+    """
+
+    who: str
+    common: str
+    changes: str
+
+    @property
+    def line(self) -> str:
+        """Return the repair of this family alone."""
+        return f"{self.who}{f' ({self.common})' if self.common else ''}: {self.changes}"
+
+    @classmethod
+    def of(cls, members: Sequence[View], views: Mapping[str, View]) -> "_Repair":
+        """Return the repair of a family. ``views`` are the views before the repair, by name."""
+        new, old = readable(members), readable([views[view.name] for view in members])
+        who = new[0].name if len(new) == 1 else one_of_each(new)
+        if 0 in new[0].shape:
+            return cls(who, "", "write nothing, and skip slots below 0")
+        pairs = [_numbers(old, new, name) for name in ("shape", "offset", "strides")]
+        unit = "in bytes" if new[0].itemsize == 1 else f"in elements of {new[0].itemsize} bytes"
+        changed = [(name, before, after) for name, before, after in pairs if before != after]
+        stays = [name for name, before, after in pairs if before == after]
+        if {one.itemsize for one in old} != {new[0].itemsize}:  # old numbers count another unit
+            size = counted(old[0].itemsize, "byte")
+            changes = [f"{name} {after}" for name, _, after in pairs]
+            changes.append(
+                f"instead of {', '.join(f'{name} {before}' for name, before, _ in pairs)} in elements of {size}"
+            )
+            stays = []
+        else:
+            changes = [f"{name} {before} -> {after}" for name, before, after in changed]
+        changes += [
+            f'storage "{a.storage.name}" of {a.storage.nbytes} bytes -> "{b.storage.name}" of at least '
+            f"{b.storage.nbytes} bytes"
+            for a, b in [(old[0], new[0])]
+            if a.storage != b.storage
+        ]
+        changes += ["read_only true, if nothing writes through this view"] * (new[0].read_only > old[0].read_only)
+        said = [_range_of_n(new), unit, "old -> new" if any(" -> " in one for one in changes) else ""]
+        said.append(f"{joined(stays)} {'stays' if len(stays) == 1 else 'stay'}" if stays else "")
+        return cls(who, ", ".join(filter(None, said)), ", ".join(changes))
+
+
+def readable(views: Sequence[View]) -> list[View]:
+    """Return views with the stride that a reader expects along each axis of size 1.
+
+    No element shows such a stride, so any number is right. A reader expects the stride of a dense tensor. If views
+    differ in such a stride only, the strides stay as they are.
+    """
+    made = []
+    for view in views:
+        stride = list(view.stride)
+        for axis in reversed(range(len(stride))):
+            if view.shape[axis] == 1:
+                stride[axis] = stride[axis + 1] * view.shape[axis + 1] if axis + 1 < len(stride) else 1
+        made.append(replace(view, stride=tuple(stride)))
+    return made
+
+
+def _numbers(old: Sequence[View], new: Sequence[View], name: str) -> tuple[str, str, str]:
+    """Return the name of some numbers of a view, and these numbers before and after the repair."""
+    if name == "offset":
+        return name, _offsets(old), _offsets(new)
+    before, after = ({view.stride if name == "strides" else view.shape for view in views} for views in (old, new))
+    return name, " or ".join(map(str, sorted(before)[:2])), str(after.pop())
+
+
+def _range_of_n(members: Sequence[View]) -> str:
+    """Return ``n = 0 to 79``, or the numbers one by one; empty for one view."""
+    numbers = sorted({_number(view) for view in members})
+    if len(members) == 1:
+        return ""
+    if numbers == list(range(numbers[0], numbers[-1] + 1)):
+        return f"n = {numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else f"n = {numbers[0]}"
+    shown = joined([str(number) for number in numbers[:MOST_OFFSETS]])
+    return f"n = {shown}" if len(numbers) <= MOST_OFFSETS else f"n = {numbers[0]} to {numbers[-1]}, not all"
 
 
 def _offsets(members: Sequence[View]) -> str:
-    """Return ``8,448 n + 32`` if the offsets are linear in the numbers of the views, else the offsets."""
+    """Return ``8448 n + 32`` if the offsets are linear in the numbers of the views, else the offsets."""
     rule, offsets = _rule(members), [view.offset for view in members]
     if rule is not None:
         slope, base = rule
-        sign = f" {'+' if base > 0 else '-'} {abs(base):,}" if base else ""
-        return f"{slope:,} n{sign}" if slope else f"{base:,}"
-    shown = joined([f"{offset:,}" for offset in offsets[:MOST_OFFSETS]])
+        sign = f" {'+' if base > 0 else '-'} {abs(base)}" if base else ""
+        return f"{slope} n{sign}" if slope else f"{base}"
+    shown = joined([f"{offset}" for offset in offsets[:MOST_OFFSETS]])
     return shown if len(offsets) <= MOST_OFFSETS else f"{shown} and {len(offsets) - MOST_OFFSETS} more"
 
 
@@ -106,7 +181,7 @@ def repair_code(repaired: Sequence[View]) -> str:
     """
     lines = []
     for members in _families(repaired):
-        first, rule = members[0], _rule(members)
+        (first,), rule = readable(members[:1]), _rule(members)
         who = first.name if len(members) == 1 else f"{one_of_each(members)} ({len(members):,} views)"
         who = " ".join(who.split())  # a name with a line break must not end the comment
         lines.append(f"# {who}, in elements of {counted(first.itemsize, 'byte')}")
@@ -123,14 +198,16 @@ def repair_code(repaired: Sequence[View]) -> str:
 
 
 def _claim(before: Claim, after: Claim) -> str:
+    """Return the changed fields of a claim; empty if no field changes."""
     kind = re.sub(r"(?<!^)(?=[A-Z])", "_", type(after).__name__).lower()
     values = [(part.name, getattr(before, part.name), getattr(after, part.name)) for part in fields(after)]
-    changes = [f"{name} {_shown(new)} instead of {_shown(old)}" for name, old, new in values if new != old]
-    return f"claim {kind} of {after.view}: {joined(changes)}"
+    changes = [f"{name} {_shown(old)} -> {_shown(new)}" for name, old, new in values if new != old]
+    view = getattr(after, "view", "") or names_in(getattr(after, fields(after)[0].name))[0]
+    return f"claim {kind} of {view} (old -> new): {joined(changes)}" if changes else ""
 
 
 def _shown(value: object) -> str:
-    return f"{value:,}" if isinstance(value, int) else str(value)
+    return "none" if value in (None, ()) else str(list(value)) if isinstance(value, tuple) else str(value)
 
 
 def effect_words(findings: Sequence[Finding], views: Mapping[str, View]) -> str:
@@ -168,7 +245,7 @@ def _misplaced(findings: Sequence[Finding], views: Mapping[str, View]) -> str:
     if len(findings) > len(names) or wrong > total:  # a copy with other steps is counted in blocks
         return f"{counted(wrong, 'element')} {_be(wrong)} misplaced"
     if wrong == total > 1:
-        return f"all {total:,} elements are misplaced"
+        return f"all {total:,} elements of these views are misplaced"
     return f"{wrong:,} of {counted(total, 'element')} ({_percent(wrong, total)}) {_be(wrong)} misplaced"
 
 
@@ -192,9 +269,9 @@ _CLAUSES = {  # the clause of any other kind is the meaning in its record
     "misplaced": _misplaced,
     "permuted": _counts("lies at the place of another one", "have the right bytes in another order", "element"),
     "out_of_bounds": _counts("lies outside the storage", "lie outside the storage"),
-    "truncated": _counts("of a block is left out", "of blocks are left out"),
-    "oversized": _counts("of another block is taken", "of other blocks are taken"),
-    "self_overlap": _counts("stands for two elements of one view", "stand for two elements of one view"),
+    "truncated": _counts("of the content is left out", "of the content are left out"),
+    "oversized": _counts("of a block with another id is taken", "of blocks with another id are taken"),
+    "self_overlap": _counts("lies in several elements of one view", "lie in several elements of one view"),
     "ambiguous": lambda findings, views: "readings of one shape lie on different bytes",
     "unaligned": _counts("starts off the boundary", "start off the boundary", "row"),
     "index_space": lambda findings, views: (
