@@ -89,7 +89,7 @@ def test_layout_by_hand():
     layout.add({"taken": buffer[:, :3]}, overlap=True)
     assert layout.check().clean
     layout.claim(Covers("taken", ("X data",)))
-    with pytest.raises(AssertionError, match="bytes of blocks are left out"):
+    with pytest.raises(AssertionError, match="bytes of the content are left out"):
         layout.check()
 
 

@@ -125,8 +125,8 @@ def _all_named(named: dict[str, View], names: Sequence[str]) -> list[View]:
 class _Statement:
     """What is printed about checks: a sentence for one check, or a number with ``plural`` (``2`` + ``views lie ...``).
 
-    Without ``plural``, the sentence is printed once, however often the check was made. Each sentence has a pair of words
-    in braces: ``1 view {lies|does not lie} within its storage``. The second word is printed if the check failed.
+    Without ``plural``, the sentence is printed once, however often the check was made. Each sentence has two wordings
+    in braces: ``1 view {lies|does not lie} within its storage``. The second one is printed if the check failed.
     """
 
     singular: str
@@ -204,9 +204,8 @@ def _disjoint_statement(views: Sequence[View]) -> _Statement:
 
 def _aligned_statement(claim: Aligned, view: View) -> _Statement:
     known = view.storage.address_modulo(claim.boundary_bytes) is not None
-    rows = "rows" if known else "rows by their offsets"
-    ends = f"{{only|not only}} {rows} at multiples of {claim.boundary_bytes} bytes"
-    return _Statement(f"1 view has {ends}", f"views have {ends}")
+    ends = f"all rows at multiples of {claim.boundary_bytes} bytes{'' if known else ' (only offsets were judged)'}"
+    return _Statement(f"1 view {{has|does not have}} {ends}", f"views {{have|do not have}} {ends}")
 
 
 _EXTENT = "(what a transfer, registration or clear takes)"

@@ -55,12 +55,15 @@ def tell_of_others(wrong: Sequence[View], repaired: Mapping[str, View], others: 
         return ""
     names = [f'"{view.name}"' for view in fine]
     who = joined(names) if len(names) <= 2 else f"{len(names):,} other views of these names"
-    reshaped = {
-        (v.shape, v.stride) for v in wrong if (v.shape, v.stride) != (repaired[v.name].shape, repaired[v.name].stride)
-    }
-    if any((view.shape, view.stride) in reshaped for view in fine):
-        return f" {who} {'has' if len(fine) == 1 else 'have'} the same shape and strides, but break{'s' * (len(fine) == 1)} no claim."
-    return f" {who} need{'s' * (len(fine) == 1)} no repair."
+    changed = [view for view in wrong if _strided(view) != _strided(repaired[view.name])]
+    one = len(fine) == 1
+    if {_strided(view) for view in changed} & {_strided(view) for view in fine}:
+        return f" {who} {'has' if one else 'have'} the same shape and strides, but break{'s' if one else ''} no claim."
+    return f" {who} need{'s' if one else ''} no repair."
+
+
+def _strided(view: View) -> tuple:
+    return view.shape, view.stride
 
 
 @dataclass(frozen=True)
@@ -146,8 +149,8 @@ def _layer_count(guesses: Sequence[Guess], who: _Who) -> str:
     if "width" in facts:
         return (
             f"The length was multiplied by the number of layers. {who} {who.verb('have')} a length of "
-            f"{_bytes(guesses, 'width')} per block, which is {facts['counted']} times {counted(facts['page'], 'byte')}. "
-            f"The content of a block has {counted(facts['page'], 'byte')}, because each layer has blocks of its own."
+            f"{_bytes(guesses, 'width')} per block, which is {facts['counted']} times "
+            f"{counted(facts['page'], 'byte')}. In one layer, the content of a block has only {counted(facts['page'], 'byte')}."
         )
     return (
         f"The block stride counts a wrong number of layers. {who} {who.verb('step')} {_bytes(guesses, 'step')} per "
@@ -194,8 +197,8 @@ def _kv_packing(guesses: Sequence[Guess], who: _Who) -> str:
     if "width" in facts:
         return (
             f"K and V of a block were taken as one range of bytes, but they lie in separate halves. {who} "
-            f"{who.verb('have')} a length of {_bytes(guesses, 'width')} per block. From the first byte of K to the last byte of V "
-            f"there are {_bytes(guesses, 'owed')}."
+            f"{who.verb('have')} a length of {_bytes(guesses, 'width')} per block. From the first byte of K to the "
+            f"last byte of V there are {_bytes(guesses, 'owed')}."
         )
     split = "K and V were taken for two halves of a block, but K cells and V cells alternate."
     packed = "K cells and V cells were taken to alternate, but K and V are two halves of a block."
@@ -215,7 +218,7 @@ def _width(guesses: Sequence[Guess], who: _Who) -> str:
 def _step_for_length(guesses: Sequence[Guess], who: _Who) -> str:
     return (
         f"The distance between blocks was used as a length. {who} {who.verb('have')} a length of "
-        f"{_bytes(guesses, 'width')} per block, which is the distance. The content of a block, in one layer, has only "
+        f"{_bytes(guesses, 'width')} per block, which is the distance. In one layer, the content of a block has only "
         f"{_bytes(guesses, 'owed')}."
     )
 
@@ -240,9 +243,10 @@ def _block_unit(guesses: Sequence[Guess], who: _Who) -> str:
             f"{facts['ratio']}."
         )
     return (
-        f"The ids and the step count blocks of different sizes. {who} {who.verb('step')} {_bytes(steps, 'step')} per id, "
-        f"but the blocks of the content lie {_bytes(steps, 'belongs')} apart. The ratio is {facts['ratio']}. The repair "
-        f"assumes that an id is the id of such a block. If an id counts {_bytes(steps, 'step')}, convert the ids instead."
+        f"The ids and the step count blocks of different sizes. {who} {who.verb('step')} {_bytes(steps, 'step')} per "
+        f"id, but the blocks of the content lie {_bytes(steps, 'belongs')} apart. The ratio is {facts['ratio']}. The "
+        f"repair assumes that an id is the id of such a block. If an id stands for {_bytes(steps, 'step')}, convert "
+        f"the ids instead."
     )
 
 

@@ -54,23 +54,21 @@ def audit_text(
             len(rest) > MOST_FINDINGS
         )
     lines += _row("open", *_not_judged(result, verbose, option))
-    lines += _checks(result, verbose or result.clean or not known)
+    lines += _checks(result) if verbose or result.clean or len(rest) else []
     notes = result.notes if verbose else result.notes[:MOST_NOTES]
     lines += [line for note in notes for line in _row("note", note + ".")]
     left = len(result.notes) - len(notes)
     return "\n".join(lines + ([f"{counted(left, 'more note')}: {option} prints all."] if left else []))
 
 
-def _checks(result: Audit, whole: bool) -> list[str]:
-    """Return what was checked: one row for each outcome. The short text only counts the checks that hold."""
+def _checks(result: Audit) -> list[str]:
+    """Return what was checked: one row for each outcome."""
     lines, held = [], [one for one in result.checked if not one.startswith(_OUTCOMES)]
     for outcome in _OUTCOMES:
         mine = [one.removeprefix(outcome) for one in result.checked if one.startswith(outcome)]
-        label = {"not judged: ": "unjudged"}.get(outcome, outcome.removesuffix(": "))
+        label = {"not judged: ": "unjudged", "warning: ": "not met"}.get(outcome, "failed")
         lines += _row(label, f"{'; '.join(mine)}." if mine else "")
-    if whole:
-        return lines + _row("holds", f"{'; '.join(held)}." if held else "")
-    return lines
+    return lines + _row("holds", f"{'; '.join(held)}." if held else "")
 
 
 _OUTCOMES = ("failed: ", "warning: ", "not judged: ")
@@ -134,7 +132,7 @@ def _diagnosis(one: Diagnosis, proof: str, verbose: bool, option: str) -> Iterat
 
 def lesson_of(cause: Cause) -> str:
     """Return the lesson about a cause, and a public report of the same mistake."""
-    return f"notebook {cause.lesson}.{f' {cause.like} was the same mistake.' if cause.like else ''}"
+    return f"notebook {cause.lesson}.{f' {cause.like} was the same kind of mistake.' if cause.like else ''}"
 
 
 def _row(label: str, *paragraphs: str) -> list[str]:

@@ -38,9 +38,11 @@ def repair_words(repaired: Sequence[View], claims: Sequence[tuple[Claim, Claim]]
         views: the views before the repair, by name.
     """
     families = [_Repair.of(members, views) for members in _families(repaired)]
-    common = {family.common for family in families}
+    common, stays = {family.common for family in families}, {family.stays for family in families}
     if len(families) > 1 and len(common) == 1 and "" not in common:
-        lines = [f"{common.pop()}:", *(f"{family.who}: {family.changes}" for family in families)]
+        header, alike = common.pop(), len(stays) == 1
+        lines = [f"{header}{stays.pop() if alike else ''}:"]
+        lines += [f"{family.who}: {family.changes}{'' if alike else family.stays}" for family in families]
     else:
         lines = [family.line for family in families]
     return "; ".join([*lines, *dict.fromkeys(filter(None, (_claim(old, new) for old, new in claims)))])
@@ -61,18 +63,20 @@ class _Repair:
 
     Attributes:
         who: the name of the views: ``layer n K scale``.
-        common: the numbers of the views, the unit, and what stays: several families may have this in common.
+        common: the numbers of the views, and the unit: ``n = 0 to 79, in elements of 4 bytes``.
         changes: the numbers that change: ``offset 32 -> 8448 n + 32``.
+        stays: the numbers that do not change: ``, shape stays``.
     """
 
     who: str
     common: str
     changes: str
+    stays: str = ""
 
     @property
     def line(self) -> str:
         """Return the repair of this family alone."""
-        return f"{self.who}{f' ({self.common})' if self.common else ''}: {self.changes}"
+        return f"{self.who}{f' ({self.common}{self.stays})' if self.common else ''}: {self.changes}"
 
     @classmethod
     def of(cls, members: Sequence[View], views: Mapping[str, View]) -> "_Repair":
@@ -102,8 +106,8 @@ class _Repair:
         ]
         changes += ["read_only true, if nothing writes through this view"] * (new[0].read_only > old[0].read_only)
         said = [_range_of_n(new), unit, "old -> new" if any(" -> " in one for one in changes) else ""]
-        said.append(f"{joined(stays)} {'stays' if len(stays) == 1 else 'stay'}" if stays else "")
-        return cls(who, ", ".join(filter(None, said)), ", ".join(changes))
+        kept = f", {joined(stays)} {'stays' if len(stays) == 1 else 'stay'}" if stays else ""
+        return cls(who, ", ".join(filter(None, said)), ", ".join(changes), kept)
 
 
 def readable(views: Sequence[View]) -> list[View]:

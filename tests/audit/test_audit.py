@@ -338,7 +338,7 @@ def test_a_collision_in_words():
         "  first: b [block 0] at bytes [8, 12)\n"
         "note: no claim (belongs_at, follows) says where 2 of 2 scale views belong: they may be misplaced\n"
         "checked: 2 views lie within their storages; 2 views do not overlap themselves; "
-        "failed: 2 scale views are disjoint"
+        "failed: 2 scale views are not disjoint"
     )
 
 
@@ -453,25 +453,30 @@ def test_a_failed_check_is_not_printed_as_true():
     views = [words("a", 0), words("b", 9), View("c", A, (3, 2), (1, 1))]
     result = audit_views(views, [BelongsAt("a", words("a", 0)), BelongsAt("b", words("b", 8)), Aligned("c", 8, False)])
     assert result.checked == (
-        "2 views lie within their storages",
-        "2 views do not overlap themselves",
-        "failed: 1 view lies within its storage",
-        "failed: 1 view does not overlap itself",
-        "1 scale view lies at its rightful place",
-        "failed: 1 scale view lies at its rightful place",
-        "warning: 1 view has rows at offsets that are multiples of 8 bytes",
+        "2 other views lie within their storages",
+        "2 other views do not overlap themselves",
+        "failed: 1 view does not lie within its storage",
+        "failed: 1 view overlaps itself",
+        "1 other scale view lies at its rightful place",
+        "failed: 1 scale view does not lie at its rightful place",
+        "warning: 1 view does not have all rows at multiples of 8 bytes (only offsets were judged)",
     )
     cells = View("cells", A, (4, 4), (10, 1))
     scales = [View(f"s{n}", A, (4,), (10,), 4 + n) for n in range(3)]
     follows = [Follows(f"s{n}", "cells", 4) for n in range(3)]
     checked = audit_views([cells, *scales], follows).checked
-    assert checked[2:] == ("1 scale lies behind its data", "failed: 2 scales lie behind their data")
+    assert checked[2:] == (
+        "1 other scale view follows its data",
+        "failed: 2 scale views do not follow their data",
+    )
 
 
 def test_the_verdict_counts_errors_and_warnings():
     error = Finding("collision", ("a",), "A", 1, 1)
     warning = Finding("unaligned", ("a",), "A", 1, None, severity="warning")
     assert Audit((), ()).verdict == LOOK_ELSEWHERE
-    assert Audit((warning,), ()).verdict == f"{LOOK_ELSEWHERE} 1 warning remains (legal but slow)."
+    assert Audit((warning,), ()).verdict == (
+        "clean, with 1 warning (legal but slow): no error was found. " + LOOK_ELSEWHERE.partition(". ")[2]
+    )
     assert Audit((error,), ()).verdict == "1 error"
     assert Audit((error, error, warning, warning), ()).verdict == "2 errors, 2 warnings (legal but slow)"

@@ -42,10 +42,11 @@ def test_80_layers_in_15_lines():
         "start at byte 128 or 17,024 and step 33,792 bytes per block",
         "must be 2,703,360 bytes (80 layers of 33,792 bytes)",
         "2 groups of 80 views share bytes",
-        "layer 1 K scale [block 0, token 0, head 0] lies at byte 128 and belongs at byte 33,920.",
-        "layer n K scale, in elements of 4 bytes: offset 8,448 n + 32, strides (675840, 264, 33)",
+        "layer 1 K scale [block 0, token 0, head 0] lies at byte 128 of the storage and belongs at byte 33,920.",
+        "n = 0 to 79, in elements of 4 bytes, old -> new, shape stays:",
+        "layer n K scale: offset 32 -> 8448 n + 32, strides (8448, 264, 33) -> (675840, 264, 33)",
         "the same claims are clean",
-        "notebook 04; the same kind of mistake as vLLM 48412",
+        "notebook 04. vLLM issue 48412 was the same kind of mistake.",
     ):
         assert said in text, said
     assert found.proved and len(found.views) == len(found.repaired) == 160 and len(found.findings) == 162
@@ -111,7 +112,7 @@ def test_what_is_cut_is_counted(verbose):
 def test_a_clean_audit_begins_with_clean():
     view = View("v", Storage("s", 4), (4,), (1,))
     text = audit_text(audit_views([view]))
-    assert text.startswith("clean: every claim holds.") and "checked  1 view lies within its storage" in text
+    assert text.startswith("clean: every claim holds.") and "holds    1 view lies within its storage" in text
 
 
 def test_the_proof_does_not_claim_more_than_was_audited():

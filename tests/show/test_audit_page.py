@@ -169,7 +169,7 @@ def test_the_page_of_80_layers():
     for said in (
         "Not clean: one cause explains all 162 findings.",
         "They start at byte 128 or 17,024 and step 33,792 bytes per block.",
-        "layer 1 K scale [block 0, token 0, head 0] lies at byte 128 and belongs at byte 33,920.",
+        "layer 1 K scale [block 0, token 0, head 0] lies at byte 128 of the storage and belongs at byte 33,920.",
         "33,760 bytes between, not drawn",
         "80 views layer 0 K scale, layer 1 K scale, layer 2 K scale and 77 more",
         "offset = (50269, 16, 8), (675840, 264, 33), 8448 * n + 32",
