@@ -11,9 +11,9 @@ import torch
 from kvviz.kernels.codec import INTERPRETED, launching, tl, triton
 
 CHUNK_BYTES = 2048
-GPU_CHUNKS, CPU_CHUNKS = 4, 256
+GPU_CHUNKS, CPU_CHUNKS = 16, 256
 """Number of chunks that one program reads. The interpreter needs few, large programs."""
-GPU_WARPS = 4
+GPU_WARPS = 2
 """Number of warps of one program on a GPU."""
 
 
