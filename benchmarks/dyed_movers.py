@@ -50,11 +50,13 @@ SECONDS = 30.0
 Copies = list[tuple[int, int, int]]
 """Copies as (address of the source, address of the target, bytes)."""
 Mover = Callable[[Copies], None]
+Sender = Callable[[dict[int, int], str], Callable[[int], object]]
+"""From blocks and a fault, it makes the function that the dye calls in each pass."""
 
 
-def caches() -> tuple[dict[str, KVCache], dict[str, Memory]]:
+def caches(layouts: dict[str, str]) -> tuple[dict[str, KVCache], dict[str, Memory]]:
     """Allocate the cache of each process. Return the caches and their memories."""
-    made = {name: allocate(SPEC, layout) for name, layout in LAYOUTS.items()}
+    made = {name: allocate(SPEC, layout) for name, layout in layouts.items()}
     return made, {name: memory_of(one.owners(), one.storages_by_name()) for name, one in made.items()}
 
 
@@ -158,13 +160,12 @@ def mooncake(memories: dict[str, Memory]) -> Iterator[Mover]:
 ENGINES = {"nixl": nixl, "mooncake": mooncake}
 
 
-def rows(memories: dict[str, Memory], move: Mover, sound: int) -> dict:
+def rows(memories: dict[str, Memory], sender: Sender, sound: int) -> dict:
     """Send sound transfers and one transfer per fault. Return the rows of an engine."""
     dyed, lot = Dye(memories), np.random.default_rng(0)
 
     def send(blocks: dict[int, int], fault: str = ""):
-        wanted = copies(memories, blocks, fault)
-        return dyed.carry(lambda number: move(wanted), "decode", [Move("prefill", blocks)], limit_s=4 * SECONDS)
+        return dyed.carry(sender(blocks, fault), "decode", [Move("prefill", blocks)], limit_s=4 * SECONDS)
 
     begin, alarms = time.perf_counter(), 0
     for _ in range(sound):
@@ -181,6 +182,16 @@ def rows(memories: dict[str, Memory], move: Mover, sound: int) -> dict:
     return {"sound": sound, "false_alarms": alarms, "sound_seconds": seconds, "faults": found}
 
 
+def by_copies(memories: dict[str, Memory], move: Mover) -> Sender:
+    """Return the sender of an engine that gets a list of copies."""
+
+    def sender(blocks: dict[int, int], fault: str) -> Callable[[int], object]:
+        wanted = copies(memories, blocks, fault)
+        return lambda number: move(wanted)
+
+    return sender
+
+
 def installed() -> list[str]:
     """Return the names of the engines that are installed."""
     return [name for name in ENGINES if importlib.util.find_spec(name)]
@@ -192,10 +203,9 @@ def inside(sound: int) -> None:
     os.environ.update(nixl_blocks.ENVIRONMENT)
     result = {}
     for name in installed():
-        held, memories = caches()
+        _, memories = caches(LAYOUTS)
         with ENGINES[name](memories) as move:
-            result[name] = rows(memories, move, sound)
-        del held
+            result[name] = rows(memories, by_copies(memories, move), sound)
     print(json.dumps(result))
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from kvviz.bench.engine_packages import not_installed
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
@@ -27,15 +29,15 @@ def memmove(wanted):
 
 
 def test_plain_copies_are_clean_and_each_fault_is_named(dyed_movers):
-    held, memories = dyed_movers.caches()
-    found = dyed_movers.rows(memories, memmove, sound=5)
-    assert (found["sound"], found["false_alarms"]) == (5, 0) and len(held) == 3
+    _, memories = dyed_movers.caches(dyed_movers.LAYOUTS)
+    found = dyed_movers.rows(memories, dyed_movers.by_copies(memories, memmove), sound=5)
+    assert (found["sound"], found["false_alarms"]) == (5, 0)
     assert [(row["fault"], row["named"]) for row in found["faults"]] == [(fault, True) for fault in dyed_movers.FAULTS]
 
 
 def test_an_engine_that_does_nothing_is_not_clean(dyed_movers):
-    _, memories = dyed_movers.caches()
-    found = dyed_movers.rows(memories, lambda wanted: None, sound=2)
+    _, memories = dyed_movers.caches(dyed_movers.LAYOUTS)
+    found = dyed_movers.rows(memories, lambda blocks, fault: lambda number: None, sound=2)
     assert found["false_alarms"] == 2 and not any(row["named"] for row in found["faults"] if row["kinds"] != ["stale"])
 
 
@@ -56,3 +58,14 @@ def test_the_engines_that_are_installed_are_judged():
     assert done.returncode == 0, done.stderr
     for found in json.loads(done.stdout).values():
         assert not found["false_alarms"] and all(row["named"] for row in found["faults"])
+
+
+@pytest.mark.slow
+def test_the_connector_of_a_released_engine_is_judged():
+    if missing := not_installed("0.32.0"):
+        pytest.skip(missing)
+    command = [sys.executable, BENCHMARKS / "dyed_connector.py", "--sound", "5"]
+    done = subprocess.run(command, capture_output=True, timeout=300, text=True)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert not found["false_alarms"] and all(row["named"] for row in found["faults"])
