@@ -5,15 +5,19 @@ kvviz, except the files beside it and the writer of views files, which needs the
 """
 
 import ast
+import ctypes
 import importlib.metadata
 import importlib.util
 import json
 import resource
+import signal
 import sys
 import time
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+PR_SET_PDEATHSIG = 1
+"""Linux's number of the request that ends this process when the process that started it is killed."""
 
 
 def load_file(name, path, **named):
@@ -27,6 +31,7 @@ def load_file(name, path, **named):
 
 def main(job_path):
     """Run the job, and write result.json and views.json beside the job."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     job, started = json.loads(Path(job_path).read_text()), time.monotonic()
     stand_ins = load_file("stand_ins", HERE / "stand_ins.py")
     parts = stand_ins.place_early()

@@ -16,10 +16,9 @@ from kvviz.cache.modes import get_mode
 from kvviz.cache.spec import CacheSpec
 from kvviz.engine.connectors import EngineConfig, MultiConnector, OffloadingConnector, use_uniform_kv_cache
 
-PACKED_SINCE, GATED_SINCE, NAMED_SINCE = (0, 26), (0, 27, 1), (0, 30)
+PACKED_SINCE, GATED_SINCE, NAMED_SINCE = (0, 26), (0, 27, 1), (0, 29)
 """The first releases in which K and V cells are adjacent and scale views read strides; in which modes with scales in
-the cache get no buffer for all layers (PR 49226); and in which a layout has one of six names. Of the releases that
-the bench runs, 0.30.0 is the first with these names."""
+the cache get no buffer for all layers (PR 49226); and in which a layout has one of six names."""
 
 _CONNECTORS = {
     "none": None,

@@ -1,7 +1,7 @@
 """A connector for vLLM that only says which layout it prefers. It moves no bytes. This file runs inside the engine.
 
-Up to vLLM 0.28 a connector says with ``prefer_cross_layer_blocks`` that it prefers one buffer for all layers. Later
-releases (seen in 0.30.0) ask a connector for the name of a layout instead.
+Up to vLLM 0.28 a connector says with ``prefer_cross_layer_blocks`` that it prefers one buffer for all layers. Releases
+from 0.29.0 on ask a connector for the name of a layout instead.
 """
 
 import os

@@ -125,7 +125,7 @@ def _sampler():
 
 
 def choose_layout(layout, has_connector):
-    """Ask vLLM for the layout NHD or HND. Return True if a connector names the layout itself, as in vLLM 0.30.0."""
+    """Ask vLLM for the layout NHD or HND. Return True if a connector names the layout itself, as from vLLM 0.29 on."""
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 
     os.environ["KVVIZ_LAYOUT"] = layout
