@@ -1,12 +1,12 @@
-"""A pytest plugin: other projects test the memory layout of their caches with it.
+"""A pytest plugin with which other projects test the memory layout of their caches.
 
-``pip install kvviz`` makes the fixture ``layout`` known to pytest. Example::
+After ``pip install kvviz``, every test can use the fixture ``layout``. Example::
 
     def test_cache(layout):
         layout.add({"layer 0 K data": data, "layer 0 K scale": scale})  # torch tensors or numpy arrays
 
-The test fails if the views share bytes, and its message names the cause and a repair. pytest loads this file in every
-project of the environment, so it imports the audit only when a test needs it.
+The test fails if the tensors share bytes. The message says the cause and a repair. pytest loads this file in every
+project of the environment. So this file imports the audit only when a test needs it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -29,12 +29,12 @@ def assert_layout(
 
     Args:
         cache: ``{name: tensor}`` with torch tensors or numpy arrays, or views, or the path of a views file.
-        claims: what must hold. None means the claims of the views file. If there is no views file, None means
+        claims: what must hold. The default for a views file is its own claims. The default for tensors and views is
             ``kvviz.audit.collect.usual_claims``: no two data views share a byte, no two scale views share a byte, and
             each scale follows its data.
 
     Raises:
-        AssertionError: there are findings. The message is the text of ``kvviz audit``. A cache without views fails too.
+        AssertionError: there is an error or no view. The message is the text of ``kvviz audit``.
         ValueError: a claim does not fit the views, or the views file breaks its format.
     """
     __tracebackhide__ = True  # pytest shows the line of the test, not this function
@@ -74,12 +74,12 @@ class Layout:
 
         Args:
             tensors: torch tensors or numpy arrays.
-            axes: names of the axes, for messages, for example ``("block", "token", "head", "element")``. A tensor with
-                fewer axes takes the first names.
-            overlap: True if these tensors may lie over other tensors, for example the bytes that a copy takes.
+            axes: names of the axes, for messages, for example ``("block", "token", "head", "element")``. If a tensor
+                has fewer axes, it gets only the first names.
+            overlap: True if these tensors may share bytes with other tensors. Example: the bytes that a copy takes.
 
         Raises:
-            ValueError: a name was added before.
+            ValueError: a tensor with this name was added before.
         """
         if double := sorted(self._tensors.keys() & tensors):
             raise ValueError(f"the name {double[0]!r} was added before; give each tensor a name of its own")
@@ -95,7 +95,7 @@ class Layout:
         self.checked = False
 
     def check(self) -> "Audit":
-        """Audit what was added so far. See :func:`assert_layout`."""
+        """Audit all tensors that were added until now. See :func:`assert_layout`."""
         __tracebackhide__ = True
         from kvviz.audit.collect import usual_claims, views_of
 
@@ -113,7 +113,7 @@ def layout() -> Layout:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> object:
-    """Audit what a test added to ``layout`` but did not check. A finding fails the test itself."""
+    """At the end of a test, check its ``layout``. If there is an error, the test fails."""
     outcome = yield
     collected = pyfuncitem.funcargs.get("layout")
     if isinstance(collected, Layout) and not collected.checked:
@@ -123,5 +123,5 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> object:
         except AssertionError as error:
             text = str(error)
         if text:
-            pytest.fail(text, pytrace=False)  # no line of the test is to blame, so pytest prints the text only
+            pytest.fail(text, pytrace=False)  # print only the text: no line of the test is wrong
     return outcome

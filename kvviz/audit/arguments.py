@@ -1,4 +1,4 @@
-"""Checks on arguments: a word from a list, an integer of at least some size, numpy integers as Python integers."""
+"""Checks arguments, so that a wrong argument raises an error with a plain sentence. Converts numpy integers."""
 
 import difflib
 from collections.abc import Iterable
@@ -32,13 +32,13 @@ def positive_int(name: str, value: object) -> int:
 
 
 _PLAIN = frozenset((int, str, bool, type(None)))
-"""Types of which :func:`plain` returns a value as it is."""
+"""Types whose values :func:`plain` does not change."""
 
 
 def plain(value: Any) -> Any:
-    """Return a numpy integer as a Python integer, a list as a tuple, and any other value as it is.
+    """Convert a numpy integer to a Python integer, and a list to a tuple. Return any other value unchanged.
 
-    Numpy integers have 32 or 64 bits. Products of strides can be larger, so they would wrap around.
+    A numpy integer has at most 64 bits. A product of strides can need more bits, and would then be wrong.
     """
     if type(value) in _PLAIN:
         return value

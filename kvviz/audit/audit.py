@@ -1,8 +1,8 @@
-"""The audit: takes views and claims, and returns findings: which bytes are used by views that must not use them.
+"""Checks views and claims, and returns findings, for example that two views use a byte which they must not share.
 
-An audit works for any engine, because it sees views and claims only. Every view is checked against its storage and
-against itself. Claims state what else must hold, for example where the rightful place of a scale is. An audit reads
-no data. Its work depends on the patterns of the views, not on the number of blocks (``kvviz.audit.byte_sets``).
+An audit works for any engine, because it sees only views and claims. Every view is checked against its storage and
+against itself. Claims state what else must hold, for example where a scale belongs. An audit reads no data. The work
+of an audit does not grow with the number of blocks (``kvviz.audit.byte_sets``).
 """
 
 import re
@@ -34,20 +34,23 @@ from kvviz.audit.rightful import RightfulPlaces, rightful_places, view_named
 from kvviz.audit.view import View
 
 MOST_ROLES = 4
-"""Roles that a sentence about checked views counts one by one. A longer list would hide the number of views."""
+"""If the checked views have more roles than this, the audit prints the number of views, but no number per role."""
 
 CLAIM_COST = 200
 """Work of looking at one view of a claim, in units of the work limit."""
 
 
 def audit_views(views: Sequence[View], claims: Sequence[Claim] = (), *, witnesses: bool = True) -> Audit:
-    """Check every view against its storage and itself, then check every claim. A repeated claim is checked once.
+    """Check every view against its storage and against itself. Then check every claim.
 
-    Work is counted (``kvviz.audit.budget``). If a claim would take too much work, the audit returns what it found
-    until then, and one more finding. This finding has the claim's kind, no counts, and ``judged`` is False.
+    If a claim is given twice, it is checked once.
+
+    If a check would take too much work (``kvviz.audit.budget``), the check stops. The audit keeps the findings of this
+    check, and adds a finding without counts. The added finding has ``judged`` False.
 
     Args:
-        witnesses: False returns counts only: no examples, and no owners on which misplaced elements lie.
+        witnesses: if False, findings have counts only. Then they have no examples, and do not say whose bytes a
+            misplaced element uses.
 
     Raises:
         ValueError: two views have the same name, or a claim names an unknown view or does not fit its views.
@@ -57,7 +60,7 @@ def audit_views(views: Sequence[View], claims: Sequence[Claim] = (), *, witnesse
 
 
 def _audited(views: Sequence[View], claims: Sequence[Claim], witnesses: bool) -> Audit:
-    """Return the audit, within the limit of work that holds."""
+    """Do the work of :func:`audit_views`. The caller sets the work limit."""
     named = _by_name(views)
     places = rightful_places(views, claims)
     ground = OwnerLookup(places, witnesses)
@@ -73,7 +76,7 @@ def _audited(views: Sequence[View], claims: Sequence[Claim], witnesses: bool) ->
             ).after(outside)
         )
         findings += outside
-        if view.read_only and overlapping:  # a broadcast or a tile: elements that share bytes do no harm
+        if view.read_only and overlapping:  # example: a broadcast tensor. Nobody writes it, so sharing does no harm
             notes += map(note_on_reader, overlapping)
             continue
         findings += overlapping
@@ -96,12 +99,12 @@ def _audited(views: Sequence[View], claims: Sequence[Claim], witnesses: bool) ->
 
 
 def audit_scales(owners: Sequence[View], writers: Sequence[View], *, witnesses: bool = True) -> Audit:
-    """Audit the scale views of a cache. No two data views and scale views may share a byte.
+    """Audit the scale views of a cache. No two of all these views may share a byte.
 
     Args:
-        owners: the views that own the bytes: data views, and scale views at their rightful places.
-        writers: the scale views through which a backend writes. Each belongs where the owner of the same name lies.
-        witnesses: as in :func:`audit_views`.
+        owners: data views, and scale views at the places where scales belong.
+        writers: the scale views through which a backend writes. A writer belongs where the owner with its name lies.
+        witnesses: see :func:`audit_views`.
     """
     owner_of = _by_name(owners)
     written = {view.name for view in writers}
@@ -123,10 +126,11 @@ def _all_named(named: dict[str, View], names: Sequence[str]) -> list[View]:
 
 @dataclass(frozen=True)
 class _Statement:
-    """What is printed about checks: a sentence for one check, or a number with ``plural`` (``2`` + ``views lie ...``).
+    """A sentence that an audit prints about a check, for example ``1 view lies within its storage``.
 
-    Without ``plural``, the sentence is printed once, however often the check was made. Each sentence has two wordings
-    in braces: ``1 view {lies|does not lie} within its storage``. The second one is printed if the check failed.
+    Each sentence has two wordings in braces: ``1 view {lies|does not lie} within its storage``. The audit prints the
+    second wording if the check failed. If several checks have the same statement, the audit prints their number and
+    ``plural``. If ``plural`` is empty, the audit prints ``singular`` once.
     """
 
     singular: str
@@ -134,7 +138,7 @@ class _Statement:
     outcome: str = ""
 
     def after(self, findings: Sequence[Finding]) -> "_Statement":
-        """Return the statement with the outcome of its check, so that a failed check is not printed as true."""
+        """Return the statement with the outcome of its check, for example ``failed: 1 view is disjoint``."""
         if not findings:
             return self
         if all(not finding.judged for finding in findings):
@@ -158,7 +162,7 @@ class _Statement:
 
 
 def _counted_up(checked: Iterable[_Statement]) -> Iterator[str]:
-    """Yield each different statement once, with the number of its checks."""
+    """Yield one sentence for each different statement, with the number of checks that have this statement."""
     counts = Counter(checked)
     failed = {(one.singular, one.plural) for one in counts if one.outcome == "failed: "}
     for statement, times in counts.items():
@@ -172,7 +176,7 @@ class _Check:
     Attributes:
         kind: if a claim takes too much work, the audit returns a finding of this kind, without counts.
         run: the check.
-        statement: what the check has shown if it returns no findings.
+        statement: the statement that is true if the check finds nothing.
     """
 
     kind: str
@@ -181,7 +185,7 @@ class _Check:
 
 
 def _of_views(views: Sequence[View], singular: str, plural: str) -> _Statement:
-    """Return a statement about several views together: ``6 views (4 data, 2 scale) are disjoint``."""
+    """Return one statement about several views, for example ``6 views (4 data, 2 scale) are disjoint``."""
     roles = Counter(view.role for view in views)
     if len(roles) == 1:
         subject = counted(len(views), f"{next(iter(roles))} view")
@@ -301,7 +305,7 @@ _CHECKS: dict[type, _Check] = {
 
 
 def _note_on_scales(views: Sequence[View], claims: Sequence[Claim], places: RightfulPlaces) -> Iterator[str]:
-    """Yield a note if views are claimed to share no bytes, but no claim says where the scale views belong."""
+    """Yield a note if a claim says which bytes views may share, but no claim says where the scale views belong."""
     if not any(isinstance(claim, Disjoint | Overlay) for claim in claims):
         return
     maps = {claim.rightful for claim in claims if isinstance(claim, BelongsAt) and isinstance(claim.rightful, str)}
@@ -312,7 +316,7 @@ def _note_on_scales(views: Sequence[View], claims: Sequence[Claim], places: Righ
     elif unplaced:
         belong, they = ("scale views belong", "they") if len(scales) > 1 else ("scale view belongs", "it")
         yield (
-            f"no claim (belongs_at, follows) says where {len(unplaced)} of {len(scales)} {belong}: {they} may be "
+            f'no claim "belongs_at" or "follows" says where {len(unplaced)} of {len(scales)} {belong}: {they} may be '
             f"misplaced"
         )
 
@@ -320,20 +324,20 @@ def _note_on_scales(views: Sequence[View], claims: Sequence[Claim], places: Righ
 def _overlay_note(claim: Overlay) -> str:
     others = len(claim.views) - 1
     return (
-        f"{claim.views[0]} and {others} other{'s' * (others > 1)} share bytes of equal block ids by declaration: after "
-        f"a block gets a new owner, the new owner reads its old bytes, so the block must be cleared or written first"
+        f"a claim allows {claim.views[0]} and {others} other view{'s' * (others > 1)} to share bytes of equal block "
+        f"ids: a new owner of a block could read old bytes, so it must clear or write the block first"
     )
 
 
 _NO_VIEWS = ("name", "address_type", "base", "unit")
-"""Fields of claims with words that are not names of views."""
+"""Fields of claims. Their words are not names of views."""
 
 
 def _found(check: Iterable[Finding], kind: str, cost: int, views: Sequence[View]) -> list[Finding]:
-    """Return what a check finds. If it takes too much work, return what it found until then and a finding that says so.
+    """Return the findings of a check. If the check takes too much work, add a finding that says so.
 
     Args:
-        kind: the kind of finding that the check looks for.
+        kind: the kind of the added finding.
         cost: the least work of the check.
         views: the views that the check is about.
     """

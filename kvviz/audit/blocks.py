@@ -1,15 +1,16 @@
-"""Checks block by block: may views share bytes only in equal blocks, and does a transfer take exactly its block?
+"""Checks claims about blocks: do views share bytes of equal blocks only, and does a transfer take exactly its block?
 
-Example: a transfer copies 2048 bytes per block, but blocks are only 1024 bytes apart. It takes the bytes of the next
-block as well: that is a finding. The first axis of a view is its block.
+Example: a transfer copies 2048 bytes per block, but blocks are only 1024 bytes apart. So the transfer also takes bytes
+of the next block. This is a finding. The first axis of a view counts blocks. An *extent* is a view of the bytes that a
+transfer takes of each block.
 
-Blocks are not listed if all views have the same block stride S. The storage is divided into stretches of S bytes. If a
-byte of block 0 lies in stretch k, the same byte of block b lies in stretch b + k. This k is the *block step* of the
-byte. In one stretch, two bytes are of the same block exactly if their block steps are equal. So each view is divided
-into one part per block step.
+If all views have the same block stride S, the blocks are not listed. The storage is divided into *stretches* of S
+bytes. If a byte of block 0 lies in stretch k, the same byte of block b lies in stretch b + k. This k is the *block
+step* of the byte. If two bytes lie in one stretch and have equal block steps, they belong to the same block. If their
+block steps differ, they belong to different blocks. So each view is divided into one *part* per block step.
 
-If the block strides differ, each block of each view is a part. If these are too many, only the first blocks are
-judged. What is found there is reported without counts, and finding nothing there is reported as "not judged".
+If the block strides differ, each block of each view is a part. If there are too many blocks, only the first blocks are
+judged. A fault in these blocks is reported without counts. If these blocks have no fault, the claim is "not judged".
 """
 
 from collections import Counter
@@ -27,10 +28,10 @@ from kvviz.audit.sweep import COMBINATION_COST, MEMBER_COST, Intervals, Sweep
 from kvviz.audit.view import MAX_ADDRESS, View
 
 MAX_BLOCKS = 4096
-"""Largest number of blocks, over all views of a claim, that are judged one by one if block strides differ."""
+"""If block strides differ, blocks are judged one by one. A claim may have this many blocks, summed over its views."""
 
 FEW_BLOCKS = 1024
-"""Number of blocks, over all views of a claim, that are judged if there are more than :data:`MAX_BLOCKS`."""
+"""If a claim has more than :data:`MAX_BLOCKS` blocks, only this many are judged, summed over its views."""
 
 MOST_NAMES = 6
 """A text gives the number of elements for at most this many views. The other views are only counted."""
@@ -38,9 +39,13 @@ MOST_NAMES = 6
 
 @dataclass(frozen=True, eq=False)
 class _Blocks:
-    """A view by blocks: the first axis of ``by_block`` counts blocks from block ``first`` on.
+    """Some blocks of a view.
 
-    ``by_block`` has the elements of ``view``. ``per_block`` entries of the first axis of ``view`` are one block.
+    Attributes:
+        view: the view.
+        by_block: a view of these blocks. Each index of its first axis is one block.
+        first: the first of these blocks.
+        per_block: how many indices of the first axis of ``view`` are one block.
     """
 
     view: View
@@ -51,13 +56,14 @@ class _Blocks:
 
 @dataclass(frozen=True, eq=False)
 class _Part:
-    """Some bytes of a view. Two parts have bytes of the same block exactly if their labels are equal.
+    """Some bytes of a view. If two parts share a byte, equal labels mean that the byte is of the same block in both.
 
     Attributes:
-        label: the block step of all bytes of the part, or the block if blocks are taken one by one.
+        view: the view.
+        label: the block step of all bytes of the part. If blocks are judged one by one, the label is the block.
         sets: the bytes, as byte sets.
-        role: extent, content or neighbour, see :func:`covers`; part or whole, see :func:`same_bytes`.
-        per_block: how many entries of the first axis of ``view`` are one block.
+        role: ``extent``, ``content`` or ``neighbour`` in :func:`covers`; ``part`` or ``whole`` in :func:`same_bytes`.
+        per_block: how many indices of the first axis of ``view`` are one block.
     """
 
     view: View
@@ -68,7 +74,7 @@ class _Part:
 
 
 _Verdicts = Iterator[tuple[Hashable, tuple[int, ...]]]
-"""The faults of some bytes: for each fault its key, and the numbers of the parts that the fault affects."""
+"""For each fault of some bytes: a key that names the fault, and the indices of the parts that the fault affects."""
 
 
 @dataclass
@@ -79,8 +85,8 @@ class _Fault:
         bytes: number of bytes.
         first: the lowest byte.
         elements: for each view, how many of its elements have a byte with this fault.
-        members: numbers of all parts that have the lowest byte.
-        affected: numbers of those members that the fault affects.
+        members: indices of all parts that have the lowest byte.
+        affected: indices of the parts that have the lowest byte and are affected by the fault.
     """
 
     bytes: int = 0
@@ -91,15 +97,14 @@ class _Fault:
 
 
 def overlaid(views: Sequence[View], blocks_per_id: Sequence[int] = ()) -> Iterator[Finding]:
-    """Find bytes that different blocks share: one finding for each set of views.
+    """Find bytes that different blocks share. Each combination of views with such bytes gives one finding.
 
     Args:
-        blocks_per_id: for each view, how many of its blocks are one block here. Default: 1.
+        blocks_per_id: for each view, how many of its blocks have one id. Default: 1.
 
     Raises:
-        ValueError: a view has no axis, so it has no blocks, or the numbers of ``blocks_per_id`` do not fit.
-        TooMuchWorkError: block strides differ, so only the first blocks were checked. They have no fault, but later
-        blocks may have one.
+        ValueError: a view has no axis and therefore no blocks, or ``blocks_per_id`` does not fit the views.
+        TooMuchWorkError: block strides differ, so only the first blocks were checked. These blocks have no fault.
     """
     per_id = _numbers_by_view(views, blocks_per_id)
     for given in by_storage(views):
@@ -119,7 +124,7 @@ def overlaid(views: Sequence[View], blocks_per_id: Sequence[int] = ()) -> Iterat
 
 
 def _numbers_by_view(views: Sequence[View], blocks_per_id: Sequence[int]) -> dict[str, int]:
-    """Return the number of blocks per id by the name of the view. Raise a ValueError if they do not fit the views."""
+    """Return ``{view name: blocks per id}``. Raise a ValueError if ``blocks_per_id`` does not fit the views."""
     if blocks_per_id and len(blocks_per_id) != len(views):
         raise ValueError(
             f"blocks_per_id has {counted(len(blocks_per_id), 'number')} for {counted(len(views), 'view')}: give one "
@@ -134,12 +139,12 @@ def _numbers_by_view(views: Sequence[View], blocks_per_id: Sequence[int]) -> dic
 
 
 def _shared_by_blocks(judged: Sequence[_Blocks]) -> tuple[list[_Part], int | None, dict[Hashable, _Fault]]:
-    """Return parts, block stride, and the bytes that different blocks share by the names of the views."""
+    """Return the parts, the block stride, and the bytes that different blocks share, by the names of their views."""
     stride = _block_stride(judged)
     parts = _parts(judged, stride)
 
     def different_blocks(members: tuple[int, ...]) -> _Verdicts:
-        """Yield a fault if the parts that share some bytes are not all of one block, and one of them writes."""
+        """Yield a fault if the parts belong to different blocks, and the view of at least one part writes."""
         if len({parts[m].label for m in members}) > 1 and not all(parts[m].view.read_only for m in members):
             yield tuple(dict.fromkeys(parts[m].view.name for m in members)), members
 
@@ -147,7 +152,7 @@ def _shared_by_blocks(judged: Sequence[_Blocks]) -> tuple[list[_Part], int | Non
 
 
 def _hint_of_ratio(views: Sequence[View]) -> str:
-    """Return a text if the views share no bytes of different ids as soon as an id is as long as the longest block."""
+    """Return a hint if the fault disappears as soon as each id is as long as the longest block. Otherwise return ""."""
     steps = [abs(view.stride[0]) * view.itemsize for view in views]
     if len(set(steps)) == 1 or min(steps) == 0 or any(max(steps) % step for step in steps):
         return ""
@@ -157,8 +162,8 @@ def _hint_of_ratio(views: Sequence[View]) -> str:
         return ""
     short, ratio = next((view, ratio) for view, ratio in zip(views, ratios, strict=True) if ratio > 1)
     return (
-        f". They would not if an id stood for {counted(max(steps), 'byte')}, which are {ratio} blocks of {short.name}. "
-        f"If this is meant, declare blocks_per_id {ratios}"
+        f". They would share no bytes if one id stood for {counted(max(steps), 'byte')}, which are {ratio} blocks of "
+        f"{short.name}. If this is meant, declare blocks_per_id {ratios}"
     )
 
 
@@ -170,22 +175,21 @@ def covers(
     blocks_per_extent: int = 1,
     cache: dict | None = None,
 ) -> Iterator[Finding]:
-    """Find content that the extents do not cover, and bytes of other blocks that they do cover.
+    """Find content that the extents do not cover, and bytes of other blocks that the extents cover.
 
-    Elements are counted: those of the content that are not covered completely, and those of neighbours with a
-    covered byte. Each storage has findings of its own.
+    A finding counts elements: elements of the content that are not completely covered, or elements of other blocks
+    that have a covered byte. Each storage gets its own findings.
 
     Args:
         extents: the bytes that a transfer takes of each block.
         content: the views that the extents must cover.
-        neighbours: the views that the extents may not take from other blocks.
+        neighbours: views. The extent of one block must not cover their bytes of another block.
         extents_per_block, blocks_per_extent: see :class:`~kvviz.audit.claims.Covers`.
-        cache: keeps the parts of neighbours for other extents of the same audit.
+        cache: a dict for intermediate results. Pass the same dict for all claims of one audit.
 
     Raises:
-        ValueError: a view has no axis, so it has no blocks, or an extent is flat and has another number of blocks.
-        TooMuchWorkError: block strides differ, so only the first blocks were checked. They have no fault, but later
-        blocks may have one.
+        ValueError: a view has no axis and therefore no blocks, or the only axis of an extent does not count blocks.
+        TooMuchWorkError: block strides differ, so only the first blocks were checked. These blocks have no fault.
     """
     for name, number in (("extents_per_block", extents_per_block), ("blocks_per_extent", blocks_per_extent)):
         if number < 1:
@@ -214,7 +218,10 @@ def _extent_faults(
     blocks_per_extent: int,
     cache: dict,
 ) -> tuple[dict[Hashable, _Fault], dict[Hashable, tuple[Place, ...]], int | None]:
-    """Return the faults of extents in one storage, an example of each, and how many blocks were judged (None: all)."""
+    """Return the faults in one storage, an example of each fault, and the number of judged blocks per view.
+
+    The number is None if all blocks were judged.
+    """
     per_extent = [(view, extents_per_block) for view in extents]
     owed, others = ([(view, blocks_per_extent) for view in views] for views in (content, neighbours))
     limit = _block_limit([one for view, per in (*per_extent, *owed, *others) for one in _by_block(view, per)])
@@ -229,8 +236,7 @@ def _extent_faults(
     parts += [replace(part, role="neighbour") for part in touched]
 
     def judge(members: tuple[int, ...]) -> _Verdicts:
-        """Yield ``truncated`` if the extent of a block does not cover its content, and ``oversized`` if it covers
-        another block."""
+        """Yield ``truncated`` for content that its extent misses, and ``oversized`` for bytes of another block."""
         labels = {parts[m].label for m in members if parts[m].role == "extent"}
         missing = tuple(m for m in members if parts[m].role == "content" and parts[m].label not in labels)
         foreign = tuple(m for m in members if parts[m].role == "neighbour" and labels - {parts[m].label})
@@ -243,7 +249,7 @@ def _extent_faults(
 
 
 def _check_flat(extent: View, content: Sequence[View], extents_per_block: int, blocks_per_extent: int) -> None:
-    """Raise a ValueError if the extent is a flat run of elements that cannot count blocks."""
+    """Raise a ValueError if the extent has only one axis, and this axis has another size than the number of blocks."""
     if len(extent.shape) != 1 or extent.stride[0] != 1 or extent.shape[0] < 2:
         return
     entries = -(-extent.shape[0] // extents_per_block)
@@ -262,7 +268,7 @@ def _check_flat(extent: View, content: Sequence[View], extents_per_block: int, b
 def _hint_of_counts(
     extents: Sequence[View], content: Sequence[View], extents_per_block: int, blocks_per_extent: int
 ) -> str:
-    """Return a text if extents and content differ in their number of blocks."""
+    """Return a hint if extents and content have different numbers of blocks. Otherwise return ""."""
     taken = {-(-view.shape[0] // extents_per_block) for view in extents if view.shape and view.num_elements}
     owed = {-(-view.shape[0] // blocks_per_extent) for view in content if view.shape and view.num_elements}
     if len(taken) != 1 or len(owed) != 1 or taken == owed:
@@ -277,23 +283,26 @@ def _hint_of_counts(
 
 
 def _colliding_places(parts: Sequence[_Part], fault: _Fault, stride: int | None) -> tuple[Place, ...]:
-    """Return elements that share a collision's lowest byte: two of different blocks, then one of each other view."""
+    """Return elements that share the lowest byte of a collision.
+
+    The first two elements belong to different blocks. Then follows one element of each other view.
+    """
     blocks = [(part, _block_at(part, fault.first, stride)) for part in (parts[m] for m in fault.members)]
     lowest: dict[str, tuple[_Part, int]] = {}
     for part, block in blocks:
         lowest[part.view.name] = min(lowest.get(part.view.name, (part, block)), (part, block), key=lambda pair: pair[1])
-    first, *rest = sorted(lowest.values(), key=lambda pair: pair[0].view.read_only)  # the first one writes
+    first, *rest = sorted(lowest.values(), key=lambda pair: pair[0].view.read_only)  # first a view that writes
     others = [pair for pair in (*rest, *blocks) if pair[1] != first[1]]
-    second = min(others, key=lambda pair: pair[0].view == first[0].view)  # better a block of another view
+    second = min(others, key=lambda pair: pair[0].view == first[0].view)  # prefer another view
     shown = [first, second, *(pair for pair in rest if pair[0].view != second[0].view)]
     return tuple(p for part, block in shown for p in _place_in_block(part, block, fault.first))
 
 
 def _extent_places(kind: str, parts: Sequence[_Part], fault: _Fault, stride: int | None) -> tuple[Place, ...]:
-    """Return elements at the lowest byte of an extent's fault.
+    """Return the elements at the lowest byte of a fault.
 
-    ``oversized``: the element of the extent, and the elements of other blocks that it covers. ``truncated``: the
-    elements of the content. The extent of their block does not have this byte.
+    For ``truncated``, these are elements of the content. For ``oversized``, the first is the element of the extent,
+    and then follow the elements of other blocks at this byte.
     """
     hit: dict[str, tuple[_Part, int]] = {}
     for part in (parts[m] for m in fault.affected):
@@ -304,7 +313,7 @@ def _extent_places(kind: str, parts: Sequence[_Part], fault: _Fault, stride: int
         extents = [part for part in (parts[m] for m in fault.members) if part.role == "extent"]
         taken = [(part, _block_at(part, fault.first, stride)) for part in extents]
         foreign = [pair for pair in taken if all(pair[1] != other for _, other in shown)]
-        # If several blocks of the extent take this byte, some views may be hit in one of these blocks.
+        # Several blocks of the extent may take this byte. Prefer a block that is not the block of a shown element.
         first = min(foreign or [pair for pair in taken if pair[1] != shown[0][1]], key=lambda pair: pair[1])
         shown = [first, *(pair for pair in shown if pair[1] != first[1])]
     return tuple(p for part, block in shown for p in _place_in_block(part, block, fault.first))
@@ -326,7 +335,7 @@ def _place_in_block(part: _Part, block: int, byte: int) -> tuple[Place, ...]:
 def _extent_finding(
     kind: str, extents: Sequence[View], views: Sequence[View], fault: _Fault, example: tuple[Place, ...]
 ) -> Finding:
-    """Return the finding of one fault of extents, with the views that it affects."""
+    """Return the finding of one fault. It names the extents and the affected views."""
     hit = [view for view in views if fault.elements[view.name]]
     storage = views[0].storage
     names = tuple(dict.fromkeys((*(extent.name for extent in extents), *(view.name for view in hit))))
@@ -341,9 +350,9 @@ def _extent_finding(
 
 
 def same_bytes(part: Sequence[View], whole: Sequence[View]) -> Iterator[Finding]:
-    """Find bytes of ``whole`` that ``part`` lacks, and bytes of ``part`` that do not belong to ``whole``.
+    """Find bytes of ``whole`` that ``part`` lacks, and bytes of ``part`` that ``whole`` does not have.
 
-    Several views count together. Each storage has findings of its own.
+    The views of ``part`` count together, and the views of ``whole`` count together. Each storage gets its own findings.
 
     Raises:
         ValueError: no view of ``part`` lies in a storage of ``whole``.
@@ -364,7 +373,7 @@ def same_bytes(part: Sequence[View], whole: Sequence[View]) -> Iterator[Finding]
         ]
 
         def one_side(members: tuple[int, ...], parts: Sequence[_Part] = parts) -> _Verdicts:
-            """Yield ``oversized`` for bytes of the part alone, and ``truncated`` for bytes of the whole alone."""
+            """Yield ``oversized`` if only ``part`` has the bytes, and ``truncated`` if only ``whole`` has them."""
             roles = {parts[m].role for m in members}
             if len(roles) == 1:
                 yield ("oversized" if roles == {"part"} else "truncated"), members
@@ -382,19 +391,18 @@ def same_bytes(part: Sequence[View], whole: Sequence[View]) -> Iterator[Finding]
 
 
 def _verb(views: Sequence[View], singular: str) -> str:
-    """Return a verb in the number of the views."""
+    """Return the verb for one view, or its plural for several views."""
     return singular if len(views) == 1 else {"has": "have", "lacks": "lack", "does": "do"}[singular]
 
 
 def _find_faults(parts: Sequence[_Part], judge: Callable[[tuple[int, ...]], _Verdicts]) -> dict[Hashable, _Fault]:
-    """Return one sum for each fault: all bytes that have this fault.
+    """Return all faults. A fault sums up all bytes that have this fault.
 
-    Bytes are grouped by fault and not by owner. So an element with several faulty bytes counts once, even if different
-    parts share these bytes.
+    If an element has several bytes with the same fault, the element counts once.
 
     Args:
-        judge: a function. It gets the index of each part that covers the same bytes, and returns the faults of these
-            bytes.
+        judge: a function. Its argument is the indices of all parts that cover some bytes. It yields the faults of
+            these bytes.
     """
     faults: dict[Hashable, _Fault] = {}
     sweep = Sweep([part.sets for part in parts], [part.view.itemsize for part in parts])
@@ -417,7 +425,7 @@ def _find_faults(parts: Sequence[_Part], judge: Callable[[tuple[int, ...]], _Ver
 def _judge_combinations(
     sweep: Sweep, table: Intervals, judge: Callable[[tuple[int, ...]], _Verdicts]
 ) -> dict[Hashable, dict[int, list[int]]]:
-    """Return the positions of the combinations that have a fault, by fault and by affected part."""
+    """Return ``{key of the fault: {affected part: positions of the combinations with this fault}}``."""
     affected: dict[Hashable, dict[int, list[int]]] = {}
     for position, sets in enumerate(table.combinations):
         spend(MEMBER_COST * len(sets) + COMBINATION_COST)
@@ -430,7 +438,7 @@ def _judge_combinations(
 
 
 def _by_block(view: View, per_block: int) -> list[_Blocks]:
-    """Return a view by blocks of ``per_block`` entries of its first axis. A last block of fewer entries is apart."""
+    """Divide a view into blocks of ``per_block`` indices. If the last block is shorter, it gets its own record."""
     if per_block == 1 or not view.shape:
         return [_Blocks(view, view)]
     whole, rest = divmod(view.shape[0], per_block)
@@ -445,17 +453,17 @@ def _by_block(view: View, per_block: int) -> list[_Blocks]:
 
 
 def _judged_blocks(given: Sequence[tuple[View, int]]) -> tuple[list[_Blocks], int | None]:
-    """Return the blocks that are judged, and how many these are per view (None if all are).
+    """Return the blocks that are judged, and the number of judged blocks per view. None means all blocks.
 
     Args:
-        given: each view, and how many entries of its first axis are one block.
+        given: pairs: a view, and how many indices of its first axis are one block.
     """
     limit = _block_limit([one for view, per_block in given for one in _by_block(view, per_block)])
     return _first_blocks(given, limit), limit
 
 
 def _block_stride(judged: Sequence[_Blocks]) -> int | None:
-    """Return the block stride in bytes that all views have, or None if they differ.
+    """Return the block stride in bytes if all views have the same block stride. Otherwise return None.
 
     Raises:
         ValueError: a view has no axis, so it has no blocks.
@@ -468,14 +476,17 @@ def _block_stride(judged: Sequence[_Blocks]) -> int | None:
 
 
 def _common_stride(views: Sequence[View]) -> int | None:
-    """Return the block stride in bytes that all views have, or None. It must be a multiple of each element's size."""
+    """Return the block stride in bytes, or None if the views have different block strides.
+
+    Also return None if the block stride is not a multiple of the element size of every view.
+    """
     strides = {view.stride[0] * view.itemsize for view in views if view.shape[0] > 1}
     one = len(strides) == 1 and min(strides) > 0 and not any(min(strides) % view.itemsize for view in views)
     return min(strides) if one else None
 
 
 def _parts(judged: Sequence[_Blocks], stride: int | None) -> list[_Part]:
-    """Divide views by block step, or by block if there is no common stride."""
+    """Divide views into one part per block step. If ``stride`` is None, divide them into one part per block."""
     judged = [one for one in judged if one.by_block.num_elements]
     if stride:
         return [part for one in judged for part in _parts_by_step(one, stride)]
@@ -489,8 +500,8 @@ def _parts(judged: Sequence[_Blocks], stride: int | None) -> list[_Part]:
 def _parts_by_step(blocks: _Blocks, stride: int) -> Iterator[_Part]:
     """Divide a view with a block stride into one part per block step.
 
-    The byte ranges of the first block are cut at multiples of the stride. A range of block b in stretch k of the
-    storage has block step k - b. The next blocks repeat it, one stride apart.
+    The byte ranges of the first block are cut at multiples of the stride. A range of block b in stretch k has block
+    step k - b. The next block has the same ranges, one stride further.
     """
     view, sets_of = blocks.by_block, {}
     for byte_set in byte_sets(_block(view, 0)):
@@ -518,7 +529,7 @@ def _list_ranges(byte_set: ByteSet) -> Iterator[tuple[int, int]]:
 
 
 def _join_patterns(patterns: Sequence[Pattern]) -> ByteSet:
-    """Join patterns of one byte range each, all of one step and count: one pattern per width."""
+    """Join patterns of one byte range each, with equal steps and counts. Return one pattern per width."""
     joined = []
     for width in sorted({p.width for p in patterns}):
         bases = sorted(p.base for p in patterns if p.width == width)
@@ -529,11 +540,13 @@ def _join_patterns(patterns: Sequence[Pattern]) -> ByteSet:
 
 @dataclass(frozen=True, eq=False)
 class _NeighbourParts:
-    """Parts of neighbours, and arrays to find quickly the parts that an extent may touch.
+    """Parts of neighbours, and arrays for a quick search of the parts that an extent may touch.
 
     Attributes:
-        starts, stops, part: byte ranges, see :func:`_search_ranges`, and the part of each one: int64, shape (ranges,).
-        lows, highs: lowest byte and end of each part: int64, shape (parts,).
+        parts: the parts.
+        starts, stops: byte ranges of all parts, from :func:`_search_ranges`: int64, shape (ranges,).
+        part: for each byte range, the index of its part: int64, shape (ranges,).
+        lows, highs: first byte and stop byte of each part: int64, shape (parts,).
     """
 
     parts: list[_Part]
@@ -547,7 +560,7 @@ class _NeighbourParts:
 def _neighbour_parts(
     judged: Sequence[_Blocks], stride: int | None, limit: int | None, per_block: int, cache: dict
 ) -> _NeighbourParts:
-    """Return the parts of neighbours, from the cache if they are there."""
+    """Return the parts of neighbours, and keep them in ``cache`` for the next call."""
     key = (stride, limit, per_block, *(one.view.name for one in judged))
     if key not in cache:
         parts = _parts(judged, stride)
@@ -560,12 +573,12 @@ def _neighbour_parts(
 
 
 def _parts_near(extent: Sequence[_Part], others: _NeighbourParts, stride: int | None) -> list[_Part]:
-    """Return the parts that the extent may touch. It cannot touch the others, so they need not be counted."""
+    """Return the parts that may share a byte with the extent. All other parts share no byte with it."""
     low, high = _span(extent)
     starts, stops = _search_ranges(extent, stride)
     order = np.argsort(starts, kind="stable")
-    # highest_stop[n] is the largest stop among the first n + 1 ranges of the extent. A neighbour's range [a, b)
-    # overlaps the extent exactly if the largest stop of all ranges that start before b is greater than a.
+    # highest_stop[n] is the largest stop of the first n + 1 ranges of the extent. Take a range [a, b) of a neighbour,
+    # and the largest stop of all ranges that start before b. If this stop is greater than a, the ranges overlap.
     starts, highest_stop = starts[order], np.maximum.accumulate(stops[order])
     num_before = np.searchsorted(starts, others.stops)
     touch = (num_before > 0) & (highest_stop[np.maximum(num_before, 1) - 1] > others.starts)
@@ -574,9 +587,10 @@ def _parts_near(extent: Sequence[_Part], others: _NeighbourParts, stride: int | 
 
 
 def _search_ranges(parts: Sequence[_Part], stride: int | None) -> tuple[np.ndarray, np.ndarray]:
-    """Return starts and stops of ranges that overlap if parts share a byte.
+    """Return starts and stops of ranges. If two parts share a byte, then two of their ranges overlap.
 
-    With a common stride, each byte range counts from the start of its stretch. Otherwise a range spans a pattern.
+    With a common stride, a range is one byte range, counted from the start of its stretch. Without a common stride, a
+    range goes from the first byte of a pattern to its last byte.
     """
     patterns = [p for part in parts for byte_set in part.sets for p in byte_set]
     spend(sum(len(p.starts) for p in patterns) + len(patterns))
@@ -590,13 +604,13 @@ def _search_ranges(parts: Sequence[_Part], stride: int | None) -> tuple[np.ndarr
 
 
 def _span(parts: Sequence[_Part]) -> tuple[int, int]:
-    """Return the lowest byte of parts and the end of their highest byte."""
+    """Return the first byte and the stop byte of some parts together."""
     patterns = [p for part in parts for byte_set in part.sets for p in byte_set]
     return min(p.base for p in patterns), max(p.stop for p in patterns)
 
 
 def _block_limit(judged: Sequence[_Blocks]) -> int | None:
-    """Return how many blocks of each view are judged, or None if all are.
+    """Return how many blocks of each view are judged. Return None if all blocks are judged.
 
     There is a limit only if the block strides differ and the views have more than :data:`MAX_BLOCKS` blocks in total.
     """
@@ -607,7 +621,7 @@ def _block_limit(judged: Sequence[_Blocks]) -> int | None:
 
 
 def _first_blocks(given: Sequence[tuple[View, int]], limit: int | None) -> list[_Blocks]:
-    """Return the first ``limit`` blocks of each view, or all of them if ``limit`` is None."""
+    """Return the first ``limit`` blocks of each view. If ``limit`` is None, return all blocks."""
     found = []
     for one in (one for view, per_block in given for one in _by_block(view, per_block)):
         left = limit - one.first if limit is not None else None
@@ -624,7 +638,7 @@ def _block(view: View, block: int) -> View:
 
 
 def _without_counts(finding: Finding, limit: int | None) -> Finding:
-    """Return a finding as it is, or without counts if only the first blocks were judged."""
+    """Remove the counts of a finding if only the first blocks were judged: if ``limit`` is not None."""
     if limit is None:
         return finding
     where = "first block" if limit == 1 else f"first {limit} blocks"
@@ -633,7 +647,7 @@ def _without_counts(finding: Finding, limit: int | None) -> Finding:
 
 
 def _check_judged(faults: dict, limit: int | None, views: Sequence[View]) -> None:
-    """Raise TooMuchWorkError if only the first blocks were judged and nothing was found in them."""
+    """Raise TooMuchWorkError if only the first blocks were judged, and these blocks have no fault."""
     if limit is not None and not faults:
         names = ", ".join(dict.fromkeys(view.name for view in views))
         where = "first block" if limit == 1 else f"first {limit} blocks"

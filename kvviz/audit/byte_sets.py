@@ -21,7 +21,7 @@ Sorting 4 million byte ranges and finding what they share takes about half a sec
 """
 
 FEW_RANGES = 1 << 14
-"""A copy of a pattern should have at most this many byte ranges. A period then stays cheap to list."""
+"""A copy of a pattern should have at most this many byte ranges, so that listing a copy is cheap."""
 
 MAX_SETS = 4096
 """Largest number of byte sets into which one view is split. A view that needs more raises TooMuchWorkError."""
@@ -30,7 +30,10 @@ PATTERN_COST = 40
 """Work of making one pattern, in byte ranges. A pattern takes as much memory as 40 byte ranges."""
 
 Dims = list[tuple[int, int]]
-"""``(step in bytes, size)`` of each axis of a view, sorted by step. Axes of size 1 and of stride 0 are left out."""
+"""``(step in bytes, size)`` of each axis of a view, sorted by step. Axes of size 1 and axes of stride 0 are left out.
+
+In this file, a *dim* is one such pair. An *inner* dim has a smaller step than an *outer* dim.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +44,8 @@ class Pattern:
         base: first byte of the first copy.
         step: bytes from one copy to the next.
         count: number of copies.
-        starts: ``s`` of each range of a copy, ascending, the first one 0: int64, shape (ranges,).
+        starts: distance ``s`` from the start of a copy to each of its ranges, ascending, the first distance is 0:
+            int64, shape (ranges,).
         width: bytes of each range.
     """
 
@@ -67,12 +71,12 @@ class Pattern:
         return self.count * len(self.starts)
 
     def moved(self, distance: int) -> "Pattern":
-        """Return the same ranges ``distance`` bytes higher."""
+        """Return this pattern, moved up by ``distance`` bytes."""
         return Pattern(self.base + distance, self.step, self.count, self.starts, self.width)
 
 
 ByteSet = list[Pattern]
-"""A set of bytes, as patterns. No byte occurs twice: not in one pattern, and not in two different patterns."""
+"""A set of bytes, as a list of patterns. No byte occurs twice in all these patterns."""
 
 
 def byte_range(start: int, stop: int) -> ByteSet:
@@ -82,25 +86,25 @@ def byte_range(start: int, stop: int) -> ByteSet:
 
 
 def byte_sets(view: View) -> list[ByteSet]:
-    """Return the bytes of all elements: one byte set, or several if elements of the view overlap.
+    """Return the bytes of all elements as one byte set. If elements overlap, return several byte sets.
 
     Raises:
-        TooMuchWorkError: more than :data:`MAX_SETS` sets, or more than :data:`BUDGET` ranges in one copy.
+        TooMuchWorkError: the view needs more than :data:`MAX_SETS` byte sets, or too many patterns and ranges.
     """
     return _split(view, view.itemsize, {})
 
 
 def start_sets(view: View) -> list[ByteSet]:
-    """Return the first byte of each element: one byte set, or several if elements share their first byte.
+    """Return the first byte of each element as one byte set. If two elements share it, return several byte sets.
 
     Raises:
-        TooMuchWorkError: as :func:`byte_sets`.
+        TooMuchWorkError: the view needs more than :data:`MAX_SETS` byte sets, or too many patterns and ranges.
     """
     return _split(view, 1, {})
 
 
 def byte_sets_of_all(views: Sequence[View]) -> list[list[ByteSet]]:
-    """Return :func:`byte_sets` of each view. Views that differ only in their offset share one computation."""
+    """Return the byte sets of each view. If views differ only in their offset, they are computed once."""
     known: dict[tuple, list[ByteSet]] = {}
     return [_split(view, view.itemsize, known) for view in views]
 
@@ -108,7 +112,7 @@ def byte_sets_of_all(views: Sequence[View]) -> list[list[ByteSet]]:
 def normal_dims(view: View) -> tuple[int, Dims]:
     """Return the lowest byte of a view, and its axes as :data:`Dims` with positive steps.
 
-    A negative stride is turned around: the same bytes are counted upwards from the lowest one.
+    An axis with a negative stride is counted from its other end. Its bytes stay the same.
     """
     start, dims = view.offset * view.itemsize, []
     for step, size in zip(view.stride, view.shape, strict=True):
@@ -119,16 +123,16 @@ def normal_dims(view: View) -> tuple[int, Dims]:
 
 
 def geometry(view: View) -> tuple:
-    """Return a key that two views share only if their elements cover the very same bytes."""
+    """Return a key. If two views have equal keys, their elements cover exactly the same bytes."""
     start, dims = normal_dims(view)
     return start, tuple(dims), view.itemsize, view.num_elements
 
 
 def _split(view: View, width: int, known: dict[tuple, list[ByteSet]]) -> list[ByteSet]:
-    """Return byte sets of elements that are taken as ``width`` bytes wide.
+    """Return the byte sets of a view as if each element had ``width`` bytes.
 
     Args:
-        known: earlier results, for views that start at byte 0. The key holds all else that a result depends on.
+        known: results of earlier calls, moved so that they start at byte 0. This call may add a result.
     """
     if view.num_elements == 0:
         return []
@@ -162,7 +166,7 @@ def nested_parts(dims: Dims, width: int, name: str, most: int = MAX_SETS) -> lis
         The first byte and the dims of each part.
 
     Raises:
-        TooMuchWorkError: more than ``most`` parts.
+        TooMuchWorkError: the dims need more than ``most`` parts.
     """
     parts: list[tuple[int, Dims]] = [(0, [])]
     for dim in dims:
@@ -180,14 +184,17 @@ def nested_parts(dims: Dims, width: int, name: str, most: int = MAX_SETS) -> lis
 
 
 def _num_parts(inner: Dims, dim: tuple[int, int], width: int) -> int:
-    """Return into how many parts an outer dim must be split, so that no two elements of a part overlap."""
+    """Return the number of parts into which an outer dim must be split. In each part, no two elements overlap."""
     step, size = dim
     inner_bytes = sum((n - 1) * s for s, n in inner) + width
     return min(-(-inner_bytes // step), size)
 
 
 def _add_dim(start: int, inner: Dims, dim: tuple[int, int], num_parts: int) -> list[tuple[int, Dims]]:
-    """Add an outer dim to the inner dims, split into parts: each part gets every n-th index of the outer dim."""
+    """Split an outer dim into ``num_parts`` parts, and add each part to the inner dims.
+
+    Part p has the indices p, p + num_parts, p + 2 * num_parts and so on.
+    """
     step, size = dim
     sizes = [-(-(size - first) // num_parts) for first in range(num_parts)]
     return [
@@ -196,7 +203,7 @@ def _add_dim(start: int, inner: Dims, dim: tuple[int, int], num_parts: int) -> l
 
 
 def merge_dims(dims: Dims) -> Dims:
-    """Join two neighbouring dims if the step of the larger dim is exactly the length of the smaller dim.
+    """Join an inner dim and the next outer dim if the inner dim exactly fills one step of the outer dim.
 
     Example: ``[(4, 8), (32, 10)]`` is ``[(4, 80)]``, because 8 steps of 4 bytes are 32 bytes.
     """
@@ -212,11 +219,12 @@ def merge_dims(dims: Dims) -> Dims:
 def _patterns(start: int, dims: Dims, width: int, name: str) -> ByteSet:
     """Return a byte set of elements that do not overlap.
 
-    One dim becomes ``step`` and ``count`` of the patterns. Dims of smaller step become the ranges of one copy, and
-    each index of the dims of larger step becomes a pattern. The chosen dim has the largest step that leaves few
-    ranges, or the most indices if no dim leaves few.
+    One dim is chosen. Its step and size become ``step`` and ``count`` of the patterns. The inner dims become the ranges
+    of one copy. Each combination of indices of the outer dims becomes a pattern. The choice is the outermost dim that
+    leaves at most :data:`FEW_RANGES` ranges in all patterns. If there is no such dim, it is the dim with the largest
+    size.
     """
-    (_, width), *rest = merge_dims([(1, width), *dims])  # elements without gaps are one wider range
+    (_, width), *rest = merge_dims([(1, width), *dims])  # elements without gaps between them become one wider range
     if not rest:
         return byte_range(start, start + width)
     total = prod(size for _, size in rest)

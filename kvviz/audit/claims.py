@@ -1,6 +1,6 @@
 """Claims: statements about views that an audit can check, for example "no two of these views share a byte".
 
-A claim names views by their names. Claims about blocks take the first axis of a view as the block.
+A claim gives the names of its views. In claims about blocks, the first axis of a view counts blocks.
 Lists and numpy integers in a claim are converted to tuples and Python integers.
 """
 
@@ -12,7 +12,7 @@ from kvviz.audit.view import View
 
 @dataclass(frozen=True)
 class _Statement:
-    """Base of all claims: makes their fields hashable."""
+    """The base class of all claims. It converts the fields, so that claims can be keys of a dict."""
 
     def __post_init__(self) -> None:
         for part in fields(self):
@@ -63,8 +63,9 @@ class BelongsAt(_Statement):
 class Follows(_Statement):
     """Each scale starts ``at_bytes`` after the start of its data cell.
 
-    The last axis of ``data`` counts the elements inside a cell. ``scale`` has the other axes of ``data``. A scale that
-    does not start at a multiple of its size can be given as single bytes: with one more axis, for the bytes of a scale.
+    The last axis of ``data`` counts the elements inside a cell. ``scale`` has the other axes of ``data``. If scales do
+    not start at multiples of their size, make ``scale`` a view of single bytes. Then it has one more axis, for the
+    bytes of a scale.
     """
 
     scale: str
@@ -76,14 +77,15 @@ class Follows(_Statement):
 class Covers(_Statement):
     """Each block of ``extent`` covers all bytes of the same block of ``content``, and no byte of another block.
 
-    An extent is what a transfer, a registration, a clear or a save takes of each block. Several extents count together:
-    for example one extent takes the data, and another one takes the scales from another storage. ``neighbours`` are the
-    views whose other blocks must not be touched; default: the content itself. Padding has no owner, so an extent may
-    cover it. Blocks of the content for which there is no extent are not covered.
+    An extent is the bytes that an operation takes of each block, for example a transfer, a registration, a clear or a
+    save. Several extents count together. Example: one extent takes the data, and another extent takes the scales from
+    another storage. ``neighbours`` are the views whose other blocks must not be touched. Default: the content itself.
+    An extent may cover padding, because padding has no owner. If a block of the content has no extent, it counts as not
+    covered.
 
-    A block may be taken in several pieces: then ``extents_per_block`` entries of the extent are one block. An extent
-    may take several blocks, for example a registration in chunks: then ``blocks_per_extent`` blocks of the content and
-    of the neighbours belong to one entry of the extent.
+    If an operation takes a block in several pieces, set ``extents_per_block``: this many indices of the extent are one
+    block. If it takes several blocks at once, set ``blocks_per_extent``: this many blocks of the content and of the
+    neighbours belong to one index of the extent.
     """
 
     extent: str | tuple[str, ...]
@@ -103,10 +105,9 @@ class StepAlike(_Statement):
 
 @dataclass(frozen=True)
 class SameBytes(_Statement):
-    """``part`` (a slice of heads, a section, a rank's share) covers exactly the bytes of ``whole``.
+    """``part`` covers exactly the bytes of ``whole``. Example: the heads that one process sends to another process.
 
-    Both are the name of a view or several names. Several views count together: for example the three sections that
-    belong to one rank.
+    ``part`` is the name of a view, or several names. So is ``whole``. Several views count together.
     """
 
     part: str | tuple[str, ...]
@@ -132,10 +133,10 @@ class Maps(_Statement):
 
 @dataclass(frozen=True)
 class Addressed(_Statement):
-    """``address_type`` represents the address of every element of ``view`` exactly.
+    """The number type ``address_type`` can hold the address of every element of ``view`` exactly.
 
-    The address of an element counts from ``base``: ``storage`` is the first byte of the storage, and ``view`` is the
-    element (0, ..., 0) of the view. ``unit`` says what it counts: ``elements`` or ``bytes``.
+    ``base`` says where address 0 is: ``storage`` means the first byte of the storage, and ``view`` means the element
+    (0, ..., 0) of the view. ``unit`` says what an address counts: ``elements`` or ``bytes``.
     """
 
     view: str
@@ -146,11 +147,11 @@ class Addressed(_Statement):
 
 @dataclass(frozen=True)
 class Aligned(_Statement):
-    """Every row (all axes but the last) starts at a multiple of ``boundary_bytes``.
+    """Every row starts at a multiple of ``boundary_bytes``. A row is one index of all axes but the last.
 
-    If the boundary is ``required`` by the consumer, a row off the boundary is an error. Otherwise it is a warning that
-    counts the sectors which the rows touch. With ``strides``, the stride of an axis of size 1 is checked too: no row
-    shows this stride, but a TMA descriptor rejects it (vLLM PR 40737).
+    If ``required`` is True, a row at another byte is an error. Otherwise it is a warning: legal but slow. If
+    ``strides`` is True, the stride of an axis of size 1 must be a multiple of the boundary too. This stride moves no
+    row, but a TMA descriptor rejects a wrong one (vLLM PR 40737).
     """
 
     view: str
@@ -161,9 +162,10 @@ class Aligned(_Statement):
 
 @dataclass(frozen=True)
 class Declared(_Statement):
-    """``declared`` names the reading of ``view`` that is meant, out of ``readings`` (names of views).
+    """The shape of ``view`` can be understood in several ways, called readings. ``declared`` says which one is meant.
 
-    The shape is ambiguous if ``declared`` is empty, and several readings fit in the storage with different index maps.
+    ``readings`` holds names of views, one view per reading. ``declared`` is one of these names, or empty. If it is
+    empty, and several readings with different index maps fit in the storage, the shape is ambiguous.
     """
 
     view: str

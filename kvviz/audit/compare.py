@@ -3,10 +3,16 @@
 Example: a prefill worker holds 8 heads, and each of two decode workers holds 4. The second decode worker must read
 heads 4 to 7 of each block. If it reads heads 0 to 3, all bytes arrive intact, but they belong to other heads.
 
-A transfer lists the ranks of both sides, the blocks of each rank, and pieces. A piece copies a range of bytes of one
-block. The comparison follows each byte by its address. So it also sees copies that leave their block. They can reach
-another block of the transfer, a block of another request, bytes of no view, or the end of the memory.
-Blocks that behave alike are judged once.
+A rank is one process. A transfer lists the ranks of both sides, the blocks of each rank, and pieces. A piece copies a
+range of bytes of one block. The comparison computes the address of every copied byte. So it also finds a copy that
+leaves its block, for example a copy into a block of another request. Blocks that behave alike are judged once.
+
+Words of this file:
+
+- period: the smallest number of tokens that is a whole number of blocks on every rank. All periods have equal copies.
+- phase: the number of a block in its period, counted from 0.
+- run: neighbouring periods in which the block ids of every rank rise by equal steps.
+- unit, code, place: see :mod:`kvviz.audit.rank_bytes`.
 """
 
 import json
@@ -28,10 +34,10 @@ from kvviz.audit.view import View
 COMPARISON_FORMAT, COMPARISON_VERSION = "kvviz-comparison", 1
 
 MAX_UNITS = 1 << 23
-"""Units that one comparison may follow, over all judged blocks. Eight million take a few seconds and 500 MB."""
+"""Largest number of units that one comparison follows. Eight million units take a few seconds and 500 MB."""
 
 MAX_REPAIR_PIECES = 1 << 12
-"""Pieces of a repair that are listed and tried."""
+"""Largest number of pieces of a repair. A longer repair is not tried."""
 
 OUTCOMES = {
     "right": "get the byte that they need",
@@ -43,7 +49,7 @@ OUTCOMES = {
     "padding": "are copied to bytes of no view",
     "out_of_bounds": "are copied outside the receiver's memory",
 }
-"""What can happen to a byte. The last three count bytes that leave the listed blocks."""
+"""What can happen to a byte. The last three outcomes count copied bytes that leave the listed blocks."""
 
 HARMLESS = ("right", "repeated", "padding")
 
@@ -56,9 +62,8 @@ class Piece:
         sender, receiver: numbers of the ranks.
         source, target: names of the views.
         from_byte, to_byte: where the range starts.
-        nbytes: length of the range. None copies the bytes of ``source`` only, without the gaps between them.
-        from_block, to_block: which block of a period. If both are None, block n goes to block n. A period is the
-            smallest number of tokens that is a whole number of blocks on every rank.
+        nbytes: length of the range. If it is None, the piece copies all bytes of ``source``, without gaps between them.
+        from_block, to_block: numbers of the two blocks in their period. If both are None, block n goes to block n.
     """
 
     sender: int
@@ -100,14 +105,14 @@ class Example:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What the receivers get.
+    """The result of a comparison: what the receivers get.
 
     Args:
-        counts: bytes per outcome. The keys are those of :data:`OUTCOMES`.
-        first: the first place of each outcome that occurs.
-        notes: differences between the two sides that no copy of bytes can bridge.
-        repair: pieces that give every byte what it needs. They were tried with the same ranks. ``repair`` is empty
-            if the transfer is clean, if no sender holds some byte, or if there are too many pieces.
+        counts: ``{outcome: bytes}`` for each outcome of :data:`OUTCOMES`.
+        first: ``{outcome: first place}`` for each outcome that occurs.
+        notes: differences that a copy of bytes cannot remove, for example of element sizes.
+        repair: pieces that give every byte what it needs. A comparison of these pieces is clean. ``repair`` is empty
+            if the transfer is clean, if no sender holds a needed byte, or if there are too many pieces.
     """
 
     counts: dict[str, int]
@@ -117,7 +122,7 @@ class Comparison:
 
     @property
     def clean(self) -> bool:
-        """Return True if every byte of the receivers gets what it needs, and no other byte of theirs changes."""
+        """Return True if every byte of the receivers gets what it needs, and no copy damages any other byte."""
         return not any(count for outcome, count in self.counts.items() if outcome not in HARMLESS)
 
     def __str__(self) -> str:
@@ -184,7 +189,7 @@ def compare(transfer: Transfer) -> Comparison:
 
 
 class _Judge:
-    """One comparison: the bytes of all ranks, the periods that are judged, and what lands on them."""
+    """Does one comparison: follows all copies, counts the outcomes, and looks for a repair."""
 
     def __init__(self, transfer: Transfer) -> None:
         self.senders, self.receivers = (
@@ -216,14 +221,15 @@ class _Judge:
         """Return the number of periods of the transfer."""
         found = {rank.count * rank.span for rank in self.ranks}
         if len(found) > 1 or max(found) % self.period:
-            held = ", ".join(f"{r.label} {r.count} blocks of {r.span} tokens" for r in self.ranks)
+            held = ", ".join(f"{r.label} lists {r.count} blocks of {r.span} tokens" for r in self.ranks)
             raise ValueError(
-                f"all ranks must list blocks for equally many tokens, a multiple of {self.period}, but here are {held}"
+                f"all ranks must list blocks for the same number of tokens, and {self.period} must divide this "
+                f"number, but {held}"
             )
         return found.pop() // self.period
 
     def _placed(self, piece: Piece) -> list[Piece]:
-        """Return the piece once per block of a period, with both blocks filled in."""
+        """Return the piece with both block numbers. If it has none, return one piece for each block of a period."""
         for number, side, ranks in (
             (piece.sender, "sender", self.senders),
             (piece.receiver, "receiver", self.receivers),
@@ -246,7 +252,9 @@ class _Judge:
             return [replace(piece, from_block=n, to_block=n) for n in range(sent)]
         first, second = piece.from_block or 0, piece.to_block or 0
         if not (0 <= first < sent and 0 <= second < got):
-            raise ValueError(f"from_block must be less than {sent} and to_block less than {got}, not {first}, {second}")
+            raise ValueError(
+                f"from_block must be from 0 to {sent - 1} and to_block from 0 to {got - 1}, not {first} and {second}"
+            )
         return [replace(piece, from_block=first, to_block=second)]
 
     def _refuse_too_much(self, rows: int) -> None:
@@ -257,7 +265,7 @@ class _Judge:
         if rows * (units // self.unit) > MAX_UNITS:
             raise TooMuchWorkError(
                 f"the comparison would follow {rows * (units // self.unit):,} units of {self.unit} bytes, more than "
-                f"{MAX_UNITS:,}; compare fewer views, or blocks in ranges that follow each other"
+                f"{MAX_UNITS:,}; compare fewer views, or list the blocks of each rank in fewer ranges"
             )
 
     def _move(self, piece: Piece) -> "_Move":
@@ -275,10 +283,9 @@ class _Judge:
         return _Move(piece, from_ + steps, to + steps, *groups, *found)
 
     def _rows(self) -> list["_Row"]:
-        """Return the periods that are followed.
+        """Return the periods that are followed, each with the number of periods that behave like it.
 
-        If no copy leaves its block, all periods behave alike. Otherwise the periods in the middle of a run behave
-        alike. A run is a part of the transfer in which the block ids of every rank advance evenly.
+        If no copy leaves its block, all periods behave alike. Otherwise only the periods in the middle of a run do.
         """
         reach = 0
         for move in self.moves:
@@ -308,7 +315,7 @@ class _Judge:
         return rows
 
     def _runs(self) -> list[tuple[int, int]]:
-        """Return parts ``[start, stop)`` of the periods in which the block ids of every rank advance evenly."""
+        """Return the first period and the stop period of each run."""
         cuts = {0, self.periods}
         for rank in self.ranks:
             phases, position = self._phases(rank), 0
@@ -318,7 +325,11 @@ class _Judge:
         return list(pairwise(sorted(cuts)))
 
     def _even(self, runs: list[tuple[int, int]], reach: int) -> bool:
-        """Return True if the runs are too far apart to meet, and each storage has one step from block to block."""
+        """Return True if no copy of a run reaches blocks of another run, and each storage has one block stride.
+
+        Args:
+            reach: how many blocks a copy can be away from its own block.
+        """
         for rank in self.ranks:
             storages = [storage for storage, step in rank.groups]
             if len(set(storages)) < len(storages) or len(runs) > 1000:
@@ -352,7 +363,7 @@ class _Judge:
         return Comparison(counts, first, self._notes())
 
     def _sent(self, move: "_Move", period: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return code and period of what a piece sends, per unit. Code -1: no content of a listed block."""
+        """Return the code and the period of each unit that a piece sends. Code -1 means: of no listed block."""
         rank, phase = self.senders[move.piece.sender], move.piece.from_block
         place = move.source_place
         code = np.where(place >= 0, rank.code[place] + phase * rank.per_block[place], -1)
@@ -369,7 +380,7 @@ class _Judge:
     def _look_up(
         self, rank: RankBytes, group: tuple[str, int], offsets: np.ndarray, period: int, phase: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return place, block and position in the list for offsets that lie outside their own block."""
+        """Return place, block, and position of this block in the list, for offsets outside their own block."""
         addresses = offsets + rank.block_at(period * self._phases(rank) + phase) * group[1]
         place, block = rank.at(group[0], addresses)
         return place, block, np.where(place >= 0, rank.position(block), -1)
@@ -381,7 +392,7 @@ class _Judge:
         self, number: int, row: int, code: np.ndarray, come: np.ndarray, landed: "_Landed",
         row_of: dict[int, int], counts: dict[str, int], first: dict[str, Example],
     ) -> None:  # fmt: skip
-        """Follow the units of a piece that leave their block at the receiver."""
+        """Follow those units of a piece that land outside their own block at the receiver."""
         move, (period, weight, alike) = self.moves[number], self.rows[row]
         rank, phase = self.receivers[move.piece.receiver], move.piece.to_block
         away = np.flatnonzero(move.target_place < 0)
@@ -447,7 +458,7 @@ class _Judge:
             first[outcome] = Example(rank.text(place, block, self.contents), gets, needs)
 
     def _origin(self, number: int, unit: int, period: int) -> str:
-        """Return the name of what one unit of a piece reads."""
+        """Return a text that names the byte which one unit of a piece reads."""
         move = self.moves[number]
         rank, phase = self.senders[move.piece.sender], move.piece.from_block
         if move.source_place[unit] >= 0:
@@ -461,7 +472,7 @@ class _Judge:
         return f"{rank.label} byte {address * self.unit} of storage {move.source_group[0]}, which belongs to no view"
 
     def _held(self) -> tuple[np.ndarray, ...]:
-        """Return code, sender, block of the period and place of all that the senders hold, sorted by code."""
+        """Return four arrays about all units of the senders, sorted by code: code, sender, phase and place."""
         if not hasattr(self, "_held_columns"):
             columns = []
             for number, rank in enumerate(self.senders):
@@ -480,7 +491,7 @@ class _Judge:
         return np.where(known[near] == codes, near, -1)
 
     def _holder(self, code: np.ndarray, period: int) -> str:
-        """Return the name of what holds a content. A content that no sender holds is named as such."""
+        """Return a text that names the sender's unit with this code."""
         near = int(self._holders(code)[0])
         if near < 0:
             return "a byte that no sender holds"
@@ -489,9 +500,10 @@ class _Judge:
         return rank.text(place, rank.block_at(period * self._phases(rank) + phase), self.contents)
 
     def repair(self) -> tuple[Piece, ...]:
-        """Return pieces that give every byte of the receivers what it needs. Empty if no sender holds some byte.
+        """Return pieces that give every byte of the receivers what it needs.
 
-        The list stops soon after :data:`MAX_REPAIR_PIECES`.
+        If no sender holds a needed byte, return (). If there are more than :data:`MAX_REPAIR_PIECES` pieces, return
+        only the first ones.
         """
         found: list[Piece] = []
         for number, rank in enumerate(self.receivers):
@@ -507,7 +519,7 @@ class _Judge:
         return tuple(found)
 
     def _merged(self, number: int, rank: RankBytes, phase: int, place: np.ndarray, near: np.ndarray) -> Iterable[Piece]:
-        """Yield one piece per range whose bytes follow each other on both sides."""
+        """Join units that are neighbours on both sides, and yield one piece for each such range of units."""
         _, sender, sent_phase, sent_place = (column[near] for column in self._held())
         source = np.array([0] * place.size)
         source_view = np.array([0] * place.size)
@@ -542,9 +554,9 @@ class _Judge:
 
 
 class _Row(NamedTuple):
-    """One period that is followed. It stands for ``weight`` periods; ``first`` is the first of them.
+    """One period that is followed. It stands for ``weight`` periods that behave alike, the first of them is ``first``.
 
-    A period of weight 0 is followed because its copies may reach the others.
+    A period of weight 0 is not counted. It is followed because its copies may reach a counted period.
     """
 
     period: int
@@ -554,7 +566,10 @@ class _Row(NamedTuple):
 
 @dataclass(frozen=True)
 class _Move:
-    """One piece in units: per unit the offset and the place on both sides. Place -1: outside the own block."""
+    """One piece, with arrays of the offset and the place of each unit on both sides.
+
+    The place is -1 if the unit lies outside its own block.
+    """
 
     piece: Piece
     source: np.ndarray
@@ -566,9 +581,10 @@ class _Move:
 
 
 class _Landed:
-    """What lands on one receiver: arrays of shape (judged periods, blocks per period, units of a block).
+    """What lands on one receiver: arrays of shape (followed periods, blocks per period, units of a block).
 
-    ``hits`` counts copies, ``good`` those with the right content. The others say where the last copy came from.
+    ``hits`` counts copies, and ``good`` counts copies with the right content. ``piece``, ``unit`` and ``period`` say
+    where the last copy came from.
     """
 
     def __init__(self, shape: tuple[int, int, int]) -> None:
@@ -577,7 +593,7 @@ class _Landed:
     def take(
         self, where: tuple[int, int, np.ndarray], right: np.ndarray, piece: int, unit: np.ndarray, period: int
     ) -> None:
-        """Note one copy of one piece. ``where`` is row, block of the period, and places without repetition."""
+        """Record one copy of one piece. ``where`` is the row, the phase, and the places, each only once."""
         self.hits[where] += 1
         self.good[where] += right
         self.piece[where], self.unit[where], self.period[where] = piece, unit, period
@@ -587,8 +603,8 @@ def _refuse_shared_bytes(rank: RankBytes) -> None:
     found = audit_views(rank.rank.views, [Disjoint(tuple(rank.views))], witnesses=False)
     if not found.clean:
         raise ValueError(
-            f"{rank.label}: the views share bytes or leave their storage, so no byte has one meaning; "
-            f"run kvviz audit on its views file first ({found.findings[0].kind})"
+            f"{rank.label}: views share bytes or leave their storage ({found.findings[0].kind}), so the meaning of a "
+            f"byte is not clear; run kvviz audit on the views file of this rank first"
         )
 
 

@@ -3,7 +3,8 @@
 Example: how many pairs (i, j) with 0 <= i < 6 and 0 <= j < 4 give 3 * i + 5 * j == 15? Two: (5, 0) and (0, 3). The
 coefficients of an audit are strides in bytes, and an equation says that two elements have the same address.
 
-All counts are exact. Numbers are 64-bit integers if every number that occurs fits, otherwise Python integers.
+All counts are exact. If every number fits in 64 bits, numpy calculates. Otherwise Python integers do. A *case* is one
+combination of the indices that are listed one by one. A *dim* is a coefficient and the size of its index.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,16 +19,16 @@ SAFE = 1 << 62
 """Numbers below this can be added and subtracted in 64 bits without overflow."""
 
 CHUNK = 1 << 16
-"""Cases that are held in memory at once."""
+"""Number of cases that are in memory at the same time."""
 
 PYTHON_COST = 16
-"""Cost of a case that Python integers must solve, in cases of 64-bit integers. It counts towards the work limit."""
+"""Work of a case with Python integers. The work of a case with 64-bit integers is 1."""
 
 STEP_COST = 32
 """Work of one step in Python, in cases."""
 
 CALL_COST = 500
-"""Work of one call that lists a single case, in cases."""
+"""Work of one call, in addition to its cases. The unit is one case."""
 
 Dim = tuple[int, int]
 """A coefficient, in bytes, and the number n of values of its index: 0, 1, ..., n - 1."""
@@ -38,11 +39,11 @@ def count_solutions(dims: Sequence[Dim], target: int, budget: int = BUDGET) -> i
 
     Example: ``count_solutions([(3, 6), (5, 4)], 15)`` is 2, see the example of the module.
 
-    The two dims with the most indices are solved by :func:`pair_solutions`. The indices of all others are listed.
-    An index with coefficient 0 is free: it multiplies the count.
+    The indices of all dims but the two largest are listed. For each case, :func:`pair_solutions` solves the equation
+    for the two largest dims. An index with coefficient 0 can have any value. So it multiplies the count by its size.
 
     Raises:
-        TooMuchWorkError: more than ``budget`` listed cases.
+        TooMuchWorkError: there are more than ``budget`` cases.
     """
     if any(size == 0 for _, size in dims):
         return 0
@@ -70,7 +71,7 @@ def count_solutions(dims: Sequence[Dim], target: int, budget: int = BUDGET) -> i
         )
     spend(CALL_COST + work)
     found = 0
-    for targets in _differences(target, listed, kind):  # what the two longest dims must give, for each listed case
+    for targets in _differences(target, listed, kind):  # for each case: the sum that the two largest dims must give
         found += int(pair_solutions(targets, (c, n), (-d, m)).sum())
     return free * found
 
@@ -119,7 +120,7 @@ def pair_solutions(target: np.ndarray, first: Dim, second: Dim) -> np.ndarray:
 
 
 def _integer_type(largest: int, c: int, d: int) -> type:
-    """Return int64 if the equation with coefficients c and d can be solved in it, else object (Python integers).
+    """Return int64 if the equation with coefficients c and d fits in 64 bits. Otherwise return object: Python integers.
 
     pair_solutions multiplies numbers below a and b, so the product of a and b must fit as well.
     """
@@ -130,11 +131,11 @@ def count_congruent(dims: Sequence[Dim], target: int, modulus: int, budget: int 
     """Count the indices with ``sum(c * i) % modulus == target % modulus``, for dims ``(c, n)``.
 
     Example: ``count_congruent([(4, 10)], 0, 6)``. The remainders of 4 * i are 0, 4, 2, 0, 4, 2, 0, 4, 2, 0: they
-    repeat after a cycle of 6 / gcd(4, 6) = 3 indices. Each of the three whole cycles has one remainder 0, and so has
-    the one index that is left. The count is 4.
+    repeat after a cycle of 6 / gcd(4, 6) = 3 indices. Each of the three whole cycles has one remainder 0. One index is
+    left, and its remainder is 0 too. The count is 4.
 
     Raises:
-        TooMuchWorkError: more than ``budget`` listed cases.
+        TooMuchWorkError: there are more than ``budget`` cases.
     """
     dims = [(step % modulus, size) for step, size in dims]
     free = prod(size for step, size in dims if step == 0)
@@ -143,13 +144,13 @@ def count_congruent(dims: Sequence[Dim], target: int, modulus: int, budget: int 
 
 
 def _count_cycles(dims: Sequence[Dim], short: Sequence[Dim], target: int, modulus: int, budget: int) -> int:
-    """Count the solutions over all dims: ``dims``, and ``short``, whose dims have fewer indices than one cycle.
+    """Count the solutions over ``dims`` and ``short`` together. A dim of ``short`` is shorter than one cycle.
 
-    The first dim, with coefficient c, is split into whole cycles and the indices that are left. Let g be
-    gcd(c, modulus). In one cycle, each multiple of g occurs exactly once as the remainder of ``c * i``. So one index of
-    the cycle solves the equation if the other dims solve the same equation modulo g, and no index solves it otherwise.
-    This leaves a smaller problem: the other dims modulo g, counted once per cycle. The indices that are left have the
-    same remainders as the first indices of a cycle. They become a short dim.
+    The first dim has coefficient c. Let g be gcd(c, modulus). In one cycle, each multiple of g occurs exactly once as
+    the remainder of ``c * i``. Take any indices of the other dims. If they solve the equation modulo g, exactly one
+    index of the cycle completes a solution. If they do not, no index does. So count the solutions of the other dims
+    modulo g, and multiply by the number of whole cycles. The indices after the last whole cycle have the same
+    remainders as the first indices of a cycle. They become a short dim.
     """
     spend(STEP_COST)
     if not dims:
@@ -162,7 +163,7 @@ def _count_cycles(dims: Sequence[Dim], short: Sequence[Dim], target: int, modulu
 
 
 def _count_short(dims: Sequence[Dim], target: int, modulus: int, budget: int) -> int:
-    """Count the solutions over dims of less than one cycle: list all dims but the longest, and solve that one.
+    """Count the solutions over dims that are shorter than one cycle. List all dims but the longest, and solve for it.
 
     The equation ``c * x == remainder`` modulo ``modulus`` has at most one solution x in a cycle. Let g be
     gcd(c, modulus). If g divides the remainder, x is ``remainder / g`` times the inverse of ``c / g``, modulo

@@ -1,4 +1,4 @@
-"""Text of a diagnosed audit for a terminal: the verdict, then cause, effect, first place and repair of each mistake.
+"""Writes an audit as text for a terminal: the verdict, and for each mistake its cause, effect, first place and repair.
 
 A cache of 80 layers with one mistake takes at most 15 lines. ``kvviz audit -v`` adds all findings.
 """
@@ -16,10 +16,13 @@ COLUMNS = 100
 """Width of the text in characters."""
 
 MOST_DIAGNOSES, MOST_REPAIRS, MOST_FINDINGS, MOST_NOTES = 3, 4, 3, 3
-"""Diagnoses, repairs of one diagnosis, unexplained findings and notes that the short text prints. ``-v`` prints all."""
+"""The short text prints at most this many diagnoses, repairs per diagnosis, unexplained findings, and notes.
+
+With ``-v``, the text prints all.
+"""
 
 PROVED, PROVED_ALL = (f"Audited with {repair}: the same claims are clean." for repair in ("this repair", "all repairs"))
-PROVED_PART = "Audited with this repair: no finding about these views is left. Other findings are."
+PROVED_PART = "Audited with this repair: these views are clean. Other views still have findings."
 
 EMPTY = "empty: the file has no views, so nothing was audited. Did write_views run after the cache was allocated?"
 
@@ -31,8 +34,8 @@ def audit_text(
 
     Args:
         diagnoses: what ``diagnose`` returned for this audit; empty if nothing was diagnosed.
-        verbose: True also lists every finding, sorted by kind and view: layer 2 before layer 10.
-        option: how the reader can see what the text leaves out.
+        verbose: if True, the text also lists every finding, sorted by kind and view: layer 2 before layer 10.
+        option: the option that prints everything. The text names this option if it leaves something out.
     """
     known = [one for one in diagnoses if one.cause != UNKNOWN]
     more = known and len(result.findings) > 1 and not (verbose or result.clean)
@@ -87,7 +90,7 @@ def _not_judged(result: Audit, verbose: bool, option: str) -> Iterator[str]:
 
 
 def in_order(findings: Sequence[Finding]) -> list[Finding]:
-    """Return findings sorted by kind, then naturally by the name of the first view."""
+    """Return findings sorted by kind, then by the name of the first view: layer 2 before layer 10."""
     kinds = list(KINDS)
     return sorted(findings, key=lambda one: (kinds.index(one.kind), natural(one.views[0] if one.views else "")))
 
@@ -109,7 +112,7 @@ def verdict(result: Audit, diagnoses: Sequence[Diagnosis]) -> str:
 
 
 def proof_of(diagnoses: Sequence[Diagnosis]) -> str:
-    """Return the sentence about the audit of the repaired set, for diagnoses whose repair is proved."""
+    """Return the sentence that the text prints after a proved repair."""
     if not all(one.proved for one in diagnoses):
         return PROVED_PART
     return PROVED_ALL if len(diagnoses) > 1 else PROVED
@@ -136,7 +139,7 @@ def lesson_of(cause: Cause) -> str:
 
 
 def _row(label: str, *paragraphs: str) -> list[str]:
-    """Return a label and its paragraphs as wrapped lines; no line if there is no text."""
+    """Return a label and its paragraphs as wrapped lines. If there is no text, return no lines."""
     lines: list[str] = []
     for text in filter(None, paragraphs):
         before = " " * 9 if lines else f"{label:9}"
@@ -145,7 +148,7 @@ def _row(label: str, *paragraphs: str) -> list[str]:
 
 
 def first_place(findings: Sequence[Finding]) -> str:
-    """Describe the lowest place of some findings: where an element lies and should lie, or which views share a byte."""
+    """Return a sentence about the lowest place of some findings, for example where an element lies and belongs."""
     first = first_finding(findings)
     if first is None:
         return next((finding.text for finding in findings if finding.text), "")
@@ -166,7 +169,7 @@ def first_place(findings: Sequence[Finding]) -> str:
     return words.format(kind=first.kind, view=first.views[0], place=place.text, byte=place.start_bytes)
 
 
-_PLACES = {  # the sentence about the first place of a finding; other kinds have a sentence of their own above
+_PLACES = {  # sentences about the first place of a finding; first_place writes the sentences of the other kinds itself
     "out_of_bounds": "{place} lies outside the storage, at byte {byte:,} counted from the start of the storage.",
     "truncated": "{view} leaves out {place}, which lies at byte {byte:,} of the storage.",
     "oversized": "{place} takes byte {byte:,} of the storage, which does not belong to it.",
@@ -179,7 +182,7 @@ _PLACES = {  # the sentence about the first place of a finding; other kinds have
 def first_finding(findings: Sequence[Finding]) -> Finding | None:
     """Return the finding with the lowest place, or None if no finding has a place.
 
-    Findings that tell where an element belongs are taken first, and then findings about blocks of a transfer.
+    Findings that say where an element belongs have priority. Findings about blocks of a transfer come second.
     """
     placed = [finding for finding in findings if finding.example]
     arrows = [finding for finding in placed if finding.drawing == ARROW and len(finding.example) > 1]

@@ -1,8 +1,7 @@
-"""Finds elements of a view: the element that covers a byte, and the elements that two index maps put at the same
-place.
+"""Finds elements of a view: the element that covers a byte, or the elements that lie at the same byte in another view.
 
-An index map says at which byte each index of a view has its element. Example: if elements of 4 bytes start 8 bytes
-apart, index 1 has its element at bytes [8, 12). So byte 10 belongs to index 1, and byte 13 to no index.
+An *index map* says at which bytes the element of each index lies. Example: elements of 4 bytes start 8 bytes apart.
+Then the element of index 1 lies at bytes [8, 12). So byte 10 belongs to index 1, and byte 13 belongs to no index.
 """
 
 from contextlib import suppress
@@ -13,10 +12,10 @@ from kvviz.audit.findings import Place
 from kvviz.audit.view import View
 
 MAX_STEPS = 100_000
-"""Work limit of :func:`locate`, in search steps. After it the element counts as not found: a finding has no example."""
+"""Largest number of search steps of :func:`locate`. If it finds no element until then, the finding has no example."""
 
 STEP_COST, PLACE_COST = 10, 100
-"""Work of a search step, and of the record of one element, in units of the work limit."""
+"""Work of one search step, and work of making one :class:`Place`, in units of the work limit."""
 
 
 def place(view: View, index: tuple[int, ...]) -> Place:
@@ -33,10 +32,10 @@ def place_of_byte(view: View, byte: int) -> tuple[Place, ...]:
 
 
 def same_places(view: View, rightful: View) -> int:
-    """Count the indices at which both views, of one shape, have their element at the same byte.
+    """Count the indices whose elements start at the same byte in both views. The views must have equal shapes.
 
-    The equation: ``view.start_of(i) == rightful.start_of(i)``. Both sides are sums of strides times indices, so
-    the difference of the strides of each axis, times its index, must sum to the difference of the offsets.
+    The function counts the solutions i of ``view.start_of(i) == rightful.start_of(i)``. This is a linear equation. Its
+    coefficients are the differences of the strides, and its target is the difference of the offsets.
     """
     dims = [
         (step * view.itemsize - rightful_step * rightful.itemsize, size)
@@ -46,11 +45,11 @@ def same_places(view: View, rightful: View) -> int:
 
 
 def first_wrong(view: View, rightful: View) -> tuple[int, ...] | None:
-    """Return the index of the lowest element of ``view`` that is not where ``rightful`` has it, or None.
+    """Return the index of the lowest element of ``view`` that starts at another byte in ``rightful``, or None.
 
-    The answer is the lowest element of all, if this element is wrong. Otherwise start from it, and go along axes with
-    equal strides in both views: all elements on the way are right. The first wrong element is one step along an axis
-    with different strides. Of these axes, the one with the smallest stride gives the lowest element.
+    First look at the lowest element of the view. If it starts at another byte, it is the answer. Otherwise, a step
+    along an axis with equal strides in both views never leads to a wrong element. A step along an axis with different
+    strides leads to a wrong element at once. Of these axes, the axis with the smallest stride gives the answer.
     """
     if view.num_elements == 0:
         return None
@@ -69,16 +68,15 @@ def first_wrong(view: View, rightful: View) -> tuple[int, ...] | None:
 
 
 def locate(view: View, byte: int) -> tuple[int, ...] | None:
-    """Return the index of the element that covers ``byte``: the first in index order, or None.
+    """Return the index of an element that covers ``byte``, or None. If several elements do, return the first index.
 
-    If elements of the view overlap, the search ends after :data:`MAX_STEPS` steps with None. It also ends with None
-    if the work limit is reached.
+    The result is also None if the search takes more than :data:`MAX_STEPS` steps, or reaches the work limit.
     """
     start, stop = view.span_bytes
     if view.num_elements == 0 or not start <= byte < stop:
         return None
     axes = list(range(len(view.shape)))
-    if view.nested:  # at most one element covers the byte: with the largest stride first, each index is determined
+    if view.nested:  # only one element can cover the byte. With large strides first, an axis has one possible index
         axes.sort(key=lambda axis: -abs(view.stride[axis]) if view.shape[axis] > 1 else 1)
     steps = [view.stride[axis] * view.itemsize for axis in axes]
     sizes = [view.shape[axis] for axis in axes]
@@ -98,11 +96,11 @@ def locate(view: View, byte: int) -> tuple[int, ...] | None:
 
 
 def _search(steps: list[int], sizes: list[int], lows: list[int], highs: list[int], distance: int) -> list[int] | None:
-    """Return indices whose element covers the byte ``distance`` bytes after the start of element (0, ..., 0), or None.
+    """Return indices of an element that covers a byte, or None.
 
-    Indices are chosen axis by axis, depth first. Axes k, k + 1, ... together can add between ``lows[k]`` and
-    ``highs[k]`` bytes, the bytes of the element itself included. An index that leaves a distance outside this range
-    cannot lead to a solution and is not tried.
+    The byte lies ``distance`` bytes after the start of element (0, ..., 0). Indices are chosen axis by axis, depth
+    first. The axes from k on can reach a distance from ``lows[k]`` to ``highs[k]``. If an index leaves a distance
+    outside this range, it cannot lead to a solution and is not tried.
 
     Example: steps [10, 4], sizes [3, 2], itemsize 1, distance 14. Index 1 of the first axis leaves 4, which the
     second axis can add (0 or 4). Index 0 leaves 14, which is too much. The result is [1, 1].
@@ -121,6 +119,6 @@ def _search(steps: list[int], sizes: list[int], lows: list[int], highs: list[int
             first, last = max(0, -(-near // abs(step))), min(size - 1, far // abs(step))
         last = min(last, first + MAX_STEPS)
         spend(STEP_COST * max(last - first + 2, 1))
-        for i in range(last, first - 1, -1):  # pushed last to first: the first is popped next
+        for i in range(last, first - 1, -1):  # the first index is pushed last, so it is tried first
             stack.append((axis + 1, left - i * step, [*chosen, i]))
     return None

@@ -19,13 +19,13 @@ class FindingKind:
     Attributes:
         name: the word in reports and files.
         meaning: one line for people.
-        severity: the severity of a finding that does not state its own: ``error`` or ``warning``.
+        severity: ``error`` or ``warning``. A finding of this kind can have another severity.
         drawing: how a map shows a finding of this kind.
             ``frame``: a frame around the bytes that several views claim.
             ``arrow``: an arrow from the element's rightful place to the place where the element lies. The example
             of such a finding holds these places: first where the element lies, then its rightful place.
-            ``place``: a map of the first place, without a pointer.
-            ``no map``: no map, because a map shows only one writer per view and byte.
+            ``place``: a map of the first place, without a frame or an arrow.
+            ``no map``: no map. A map cannot show that one view writes a byte twice.
     """
 
     name: str
@@ -61,7 +61,7 @@ KINDS: dict[str, FindingKind] = {kind.name: kind for kind in _KINDS}
 """Every kind of finding by name. To add one, add a line above, then return it from a check."""
 
 MOST_HITS, MOST_NAMES, MOST_PLACES = 6, 4, 4
-"""Limits of a finding's text: lines about owners that are hit, names of views, and places."""
+"""The text of a finding lists at most this many owners, names of views, and places."""
 
 ARROW_LABELS = ("first", "belongs", "belongs there")
 """Labels of an arrow's places: where the first element lies, where it belongs, and which element belongs there."""
@@ -73,7 +73,7 @@ LOOK_ELSEWHERE = (
 
 
 def get_kind(name: str) -> FindingKind:
-    """Return the kind of that name. Raise a ValueError that suggests the nearest name if there is none."""
+    """Return the kind of that name. If there is none, raise a ValueError that suggests the nearest name."""
     return KINDS[one_of("finding kind", name, KINDS)]
 
 
@@ -115,10 +115,12 @@ class Finding:
         storage: name of the storage.
         elements: number of elements involved, summed over all views, or None if they were not counted.
         bytes: number of distinct bytes involved, or None if they were not counted.
-        example: places with the lowest address. Collision: one element of each view that claims the first byte; of
-            several views with equal geometry only the first and the last. Misplaced and permuted: where the element
-            lies, where it belongs, and the owner's element at the place where it lies.
-        hits: for misplaced elements: (owner, count) of the bytes on which they lie, judged by their lowest byte.
+        example: places at the lowest address. In a collision: elements that share the first byte, one element per
+            view. If several views have equal geometry, the example has only the first view and the last view.
+            If misplaced or permuted: where the element lies, where it belongs, and whose element belongs at the place
+            where it lies.
+        hits: for misplaced elements: pairs (owner, number of elements). The first byte of these elements belongs to
+            this owner.
         readers: names of those ``views`` of a collision that are only read. The other views write.
         severity: ``error`` or ``warning`` (legal but slow). Default: the severity of the kind.
         text: an explanation of the numbers, if the kind does not explain them.
@@ -170,7 +172,7 @@ class Finding:
 
     @property
     def names(self) -> str:
-        """Return the names of the views; of more than :data:`MOST_NAMES` only the first two and the last."""
+        """Return the names of the views as text. A long list is cut: the first two, how many more, and the last."""
         if len(self.views) <= MOST_NAMES:
             return ", ".join(self.views)
         return ", ".join((*self.views[:2], f"... {len(self.views) - 3} more", self.views[-1]))
@@ -178,13 +180,13 @@ class Finding:
 
 @dataclass(frozen=True)
 class Audit:
-    """The answer of an audit.
+    """The result of an audit.
 
     Attributes:
         findings: all findings, in the order of the checks.
-        checked: what was checked, one sentence per kind of check. A check that failed begins with ``failed``,
-            and says what does not hold.
-        notes: what was left open.
+        checked: sentences that say what was checked. If a check failed, its sentence begins with ``failed`` and says
+            what does not hold.
+        notes: sentences that say what was not checked, or needs attention.
     """
 
     findings: tuple[Finding, ...]
@@ -193,17 +195,17 @@ class Audit:
 
     @property
     def clean(self) -> bool:
-        """Return True if all was judged, and there is no error. Warnings (legal but slow) may remain."""
+        """Return True if everything was judged, and there is no error. There may be warnings."""
         return all(finding.severity == "warning" and finding.judged for finding in self.findings)
 
     @property
     def not_judged(self) -> tuple[Finding, ...]:
-        """Return one finding for each claim or view that was not judged, because it is too much work."""
+        """Return the findings with ``judged`` False. Each stands for a claim or a view that takes too much work."""
         return tuple(finding for finding in self.findings if not finding.judged)
 
     @property
     def judged(self) -> tuple[Finding, ...]:
-        """Return the findings about bytes and numbers: all but :attr:`not_judged`."""
+        """Return the findings with ``judged`` True: all findings but :attr:`not_judged`."""
         return tuple(finding for finding in self.findings if finding.judged)
 
     @property

@@ -1,4 +1,4 @@
-"""Checks numbers rather than bytes: copy strides, block ids, address types, alignment and ambiguous shapes.
+"""Checks claims about numbers: strides of a copy, block ids, address types, alignment and ambiguous shapes.
 
 Example: a kernel keeps addresses in float32, which holds whole numbers exactly only up to 2**24. An element at
 address 2**24 + 1 is then read from the wrong place.
@@ -33,7 +33,7 @@ FLOAT_ENDS = {"float16": 1 << 16}
 """Numbers that round to this or more become infinite. The other float types end far beyond any address."""
 
 ADDRESS_BASES, ADDRESS_UNITS = ("storage", "view"), ("elements", "bytes")
-"""Where addresses count from, and what they count."""
+"""Where address 0 can be, and what addresses can count."""
 
 ADDRESS_TYPES = (*EXACT_FLOAT_BITS, *INTEGER_BITS)
 """Number types in which a kernel may keep addresses."""
@@ -73,7 +73,7 @@ def _row_bytes(view: View) -> int:
 
 
 def ids_in_range(claim: Maps, view: View) -> Iterator[Finding]:
-    """Find ids without blocks in the view, and a consumer that expects another distance between neighbouring ids."""
+    """Find ids that have no block in the view. Also find a wrong assumption about the distance between two ids."""
     if claim.count < 0 or claim.ratio < 1:
         raise ValueError(
             f"{claim.name}: count must be at least 0 and ratio at least 1, but count is {claim.count} and ratio is "
@@ -90,7 +90,7 @@ def ids_in_range(claim: Maps, view: View) -> Iterator[Finding]:
     step = view.stride[0] * view.itemsize * claim.ratio if view.shape else 0
     if claim.stride_bytes is not None and claim.stride_bytes != step and claim.count > 1:
         text = (
-            f"{claim.name} takes ids to be {counted(claim.stride_bytes, 'byte')} apart, "
+            f'"{claim.name}" assumes that ids are {counted(claim.stride_bytes, "byte")} apart, '
             f"but in {view.name} they are {counted(step, 'byte')} apart"
         )
         yield Finding("index_space", (view.name,), view.storage.name, claim.count - 1, None, text=text)
@@ -107,7 +107,7 @@ def _table_in_range(claim: Maps, view: View, held: int, room: str) -> Iterator[F
         has = "1 entry has" if len(wrong) == 1 else f"{len(wrong)} entries have"
         text = (
             f"{room}, but {has} no place in it: entry {wrong[0]} of {claim.name} is {claim.table[wrong[0]]}"
-            f" (-1 would be a hole)"
+            f" (-1 would mean that the entry has no block)"
         )
         yield Finding("index_space", (view.name,), view.storage.name, len(wrong), None, text=text)
 
@@ -143,7 +143,10 @@ def addressable(claim: Addressed, view: View) -> Iterator[Finding]:
 
 
 def _rounded(number: int, address_type: str) -> int | str:
-    """Return the float nearest to an integer: of two equally near the even one, and inf beyond the largest."""
+    """Return the float that is nearest to an integer. Beyond the largest float, return inf.
+
+    If two floats are equally near, return the float whose last bit is 0.
+    """
     sign, number = ("-", -number) if number < 0 else ("", number)
     shift = max(number.bit_length() - EXACT_FLOAT_BITS[address_type], 0)  # low bits that do not fit
     half, rest = (1 << shift) >> 1, number & ((1 << shift) - 1)
@@ -155,10 +158,10 @@ def _rounded(number: int, address_type: str) -> int | str:
 
 
 def _inexact_ranges(address_type: str, low: int, high: int) -> Iterator[tuple[int, int, int]]:
-    """Yield ranges (first, end, grain) of addresses in which only multiples of ``grain`` are exact, ascending.
+    """Yield ranges ``(first, stop, grain)`` of addresses, ascending. In a range, only multiples of ``grain`` are exact.
 
-    Grain 0 means that no address in the range is exact. Example: float32 holds all whole numbers up to 2**24, from
-    there to 2**25 the multiples of 2, and to 2**26 the multiples of 4.
+    Grain 0 means that no address in the range is exact. Example: float32 holds all whole numbers up to 2**24. From
+    2**24 to 2**25 it holds the multiples of 2, and from 2**25 to 2**26 the multiples of 4.
     """
     if address_type in INTEGER_BITS:
         limit = 1 << INTEGER_BITS[address_type]
@@ -175,13 +178,13 @@ def _inexact_ranges(address_type: str, low: int, high: int) -> Iterator[tuple[in
 
 
 def _address_parts(unit: View) -> list[tuple[int, Dims]]:
-    """Return first address and dims of parts of a view in which no address occurs twice."""
+    """Split a view into parts in which no address occurs twice. Return the first address and the dims of each part."""
     start, dims = normal_dims(unit)
     return [(start + shift, merge_dims(part)) for shift, part in nested_parts(dims, 1, unit.name)]
 
 
 def _count_inexact(parts: Sequence[tuple[int, Dims]], start: int, stop: int, grain: int) -> int:
-    """Count the addresses in ``[start, stop)`` that are not multiples of ``grain``; all of them if grain is 0."""
+    """Count the addresses in ``[start, stop)`` that are not multiples of ``grain``. If grain is 0, count all."""
     return sum(
         sign * (_count_below(*part, end, 1) - (_count_below(*part, end, grain) if grain else 0))
         for part in parts
@@ -190,14 +193,13 @@ def _count_inexact(parts: Sequence[tuple[int, Dims]], start: int, stop: int, gra
 
 
 def _count_below(base: int, dims: Dims, stop: int, grain: int) -> int:
-    """Count the addresses of nested dims, starting at ``base``, that are below ``stop`` and multiples of ``grain``.
+    """Count the addresses that are below ``stop`` and multiples of ``grain``. The lowest address is ``base``.
 
-    Addresses rise in the order of the indices, because the dims are nested. So the addresses below ``stop`` are
-    counted axis by axis, the largest step first. If all inner addresses of the indices 0, ..., n - 1 are below
-    ``stop``, they are one equation for count_congruent. Index n is below ``stop`` only in part: it stays fixed, and
-    the next inner axis is counted in the same way.
+    The dims are nested, so addresses rise in the order of the indices. Count dim by dim, the largest step first. For
+    indices that lie completely below ``stop``, one call of count_congruent counts all addresses. One more index may lie
+    below ``stop`` only in part. Keep this index, and count the next smaller dim in the same way.
 
-    Example: rows [0, 4), [10, 14), [20, 24) and stop 12. Row 0 lies below 12. Row 1 is fixed, and its columns 0 and 1
+    Example: rows [0, 4), [10, 14), [20, 24) and stop 12. Row 0 lies completely below 12. Of row 1, the columns 0 and 1
     lie below 12. The count for grain 1 is 4 + 2.
     """
     count = 0
@@ -214,7 +216,7 @@ def _count_below(base: int, dims: Dims, stop: int, grain: int) -> int:
 
 
 def _first_inexact(parts: Sequence[tuple[int, Dims]], start: int, stop: int, grain: int) -> int:
-    """Find by bisection the lowest address in ``[start, stop)`` that is not a multiple of ``grain``. There is one."""
+    """Return the lowest address in ``[start, stop)`` that is not a multiple of ``grain``. There must be one."""
     low, high = start, stop
     while high - low > 1:
         middle = (low + high) // 2
@@ -225,7 +227,8 @@ def _first_inexact(parts: Sequence[tuple[int, Dims]], start: int, stop: int, gra
 def aligned(claim: Aligned, view: View) -> Iterator[Finding]:
     """Find rows that do not start at a multiple of the boundary, and count the sectors that rows touch.
 
-    A row is one index of all axes but the last. If the address of the storage is not known, only offsets are judged.
+    A row is one index of all axes but the last. A sector is 32 bytes that a GPU moves together. If the address of the
+    storage is not known, the check uses offsets from its first byte.
 
     Raises:
         TooMuchWorkError: the view has too many different strides to count its rows.
@@ -238,7 +241,7 @@ def aligned(claim: Aligned, view: View) -> Iterator[Finding]:
     severity = "error" if claim.required else "warning"
     slow = "" if claim.required else ": legal and slow"
     if claim.strides and (strides := _hidden_strides(view, boundary)):
-        text = f"{strides}, not a multiple of {boundary}; no row shows it, because the axis has a single index{slow}"
+        text = f"{strides}, not a multiple of {boundary}; no row moves, because the axis has only one index{slow}"
         yield Finding("unaligned", (view.name,), view.storage.name, None, None, severity=severity, text=text)
     dims = [(step * view.itemsize, size) for step, size in zip(view.stride[:-1], view.shape[:-1], strict=True)]
     rows, start = prod(size for _, size in dims), view.offset * view.itemsize
@@ -260,7 +263,7 @@ def aligned(claim: Aligned, view: View) -> Iterator[Finding]:
 
 
 def _address_words(storage: Storage, boundary: int) -> str:
-    """Say where the storage begins; or that its address is not known, so that only offsets were judged."""
+    """Return a text about the address of the storage."""
     address = storage.address_modulo(boundary)
     if address is None:
         return f"; {offsets_only(storage, boundary)}"
@@ -270,18 +273,18 @@ def _address_words(storage: Storage, boundary: int) -> str:
 
 
 def offsets_only(storage: Storage, boundary: int) -> str:
-    """Return the sentence that a row was judged by its offset, because the storage's address is not known."""
+    """Return the text about a storage whose address is not known."""
     known = "" if storage.address is None else f" modulo {boundary}"
     return f"only offsets were judged: the address of storage {storage.name} is not known{known}"
 
 
 def _count_sectors(start: int, dims: Dims, last: tuple[int, int], itemsize: int) -> int:
-    """Count the sectors that rows touch, each row by itself.
+    """Count the sectors that each row touches, and add the counts of all rows.
 
-    A sector counts at the first element of the row that touches it. The first element of a row touches all its
-    sectors first. A later element touches first only those after the last sector of the element before it. Both
-    numbers depend only on the position of the element in its sector, one of 32. So count the elements at
-    each position, and multiply each count by the sectors of an element at this position.
+    Go through a row element by element, and count only new sectors. At the first element, all its sectors are new. At
+    a later element, only the sectors after the last sector of the previous element are new. The number of new sectors
+    depends only on the position of the element in its first sector: a byte from 0 to 31. So count the elements at each
+    position, and multiply each count by the number of new sectors.
 
     Args:
         start: first byte of row 0.
@@ -289,12 +292,12 @@ def _count_sectors(start: int, dims: Dims, last: tuple[int, int], itemsize: int)
         last: step in bytes and size of the axis inside a row.
     """
     step, size = last
-    if step < 0:  # go through the row upwards
+    if step < 0:  # go through the row in ascending order
         start, step = start + (size - 1) * step, -step
     position = np.arange(SECTOR_BYTES)
-    last_sector = (position + itemsize - 1) // SECTOR_BYTES  # counted from the sector of the first byte, as number 0
+    last_sector = (position + itemsize - 1) // SECTOR_BYTES  # the sector of the first byte has number 0
     sectors_of_first = last_sector + 1
-    last_sector_before = (position - step + itemsize - 1) // SECTOR_BYTES  # of the element one step before
+    last_sector_before = (position - step + itemsize - 1) // SECTOR_BYTES  # of the previous element
     sectors_of_later = np.minimum(sectors_of_first, last_sector - last_sector_before)
     first_elements = _count_positions(start, dims)
     later_elements = _count_positions(start + step, [*dims, (step, size - 1)])
@@ -312,7 +315,7 @@ def _axis_names(view: View) -> tuple[str, ...]:
 
 
 def _hidden_strides(view: View, boundary_bytes: int) -> str:
-    """Name the strides of axes with a single index that are not multiples of the boundary."""
+    """Return a text about axes with only one index, if their strides are not multiples of the boundary."""
     axes = zip(_axis_names(view)[:-1], view.stride[:-1], view.shape[:-1], strict=True)
     strides = ((name, step * view.itemsize) for name, step, size in axes if size == 1)
     off = [f"{name} has a stride of {counted(step, 'byte')}" for name, step in strides if step % boundary_bytes]
@@ -320,7 +323,7 @@ def _hidden_strides(view: View, boundary_bytes: int) -> str:
 
 
 def _repetition(view: View, boundary_bytes: int) -> str:
-    """Say, for each axis, after how many steps the distance of a row from a boundary repeats."""
+    """Return a text that says for each axis after how many steps the distance from a boundary repeats."""
     axes = zip(_axis_names(view), view.stride[:-1], view.shape[:-1], strict=False)
     cycles = ((name, boundary_bytes // gcd(step * view.itemsize, boundary_bytes), size) for name, step, size in axes)
     steps = [f"{cycle} along {name}" for name, cycle, size in cycles if 1 < cycle < size]
@@ -328,7 +331,7 @@ def _repetition(view: View, boundary_bytes: int) -> str:
 
 
 def _first_unaligned(view: View, boundary_bytes: int, address: int) -> tuple[Place, ...]:
-    """Return the first row that is not aligned: row 0, or one step along the axis with the smallest stride.
+    """Return a row that is not aligned, or (). Try row 0 first, then one step along each axis, smallest stride first.
 
     Args:
         address: the address of the storage modulo the boundary.
@@ -342,7 +345,7 @@ def _first_unaligned(view: View, boundary_bytes: int, address: int) -> tuple[Pla
 
 
 def declared(claim: Declared, view: View, readings: Sequence[View]) -> Iterator[Finding]:
-    """Find a shape that can be read in several ways, if no declaration says which one is meant."""
+    """Find a shape that can be understood in several ways, if the claim does not say which way is meant."""
     if claim.declared:
         one_of("declared", claim.declared, claim.readings)
         return
@@ -364,12 +367,12 @@ def declared(claim: Declared, view: View, readings: Sequence[View]) -> Iterator[
 
 
 def _relevant_stride(view: View) -> tuple[int, ...]:
-    """Return the strides, with 0 for an axis with one index: such a stride changes no address."""
+    """Return the strides. If an axis has only one index, its stride changes no address, so return 0 for it."""
     return tuple(step if size > 1 else 0 for step, size in zip(view.stride, view.shape, strict=True))
 
 
 def _describe_shared(readings: Sequence[View]) -> str:
-    """Say how many bytes each reading has, and how many bytes all readings share."""
+    """Return a text that says how many bytes each reading has, and how many bytes all readings share."""
     try:
         regions = Sweep([byte_sets(r) for r in readings], [r.itemsize for r in readings]).regions(1)
     except TooMuchWorkError as error:

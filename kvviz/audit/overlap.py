@@ -1,11 +1,12 @@
-"""Which bytes do two views share? Counted exactly, for views of any strides.
+"""Counts exactly the bytes that views share, for views of any strides.
 
-Example: a K scale view over bytes [8, 12) of every block and K data over [0, 12) share 4 bytes per block. If a claim
-says that they are disjoint, this is a collision. The module also finds elements outside their storage, elements of one
-view that overlap.
+Example: a K scale view has bytes [8, 12) of every block, and K data has bytes [0, 12). The two views share 4 bytes per
+block. If a claim says that they are disjoint, this is a collision. This file also finds elements outside their storage,
+and elements of one view that overlap.
 
-All views are counted together by a :class:`~kvviz.audit.sweep.Sweep` if their strides have a short common period.
-Otherwise each pair of views is counted by itself, by solving an equation.
+The *common period* of views is the least common multiple of their strides in bytes. If it is short, a
+:class:`~kvviz.audit.sweep.Sweep` counts all views together. Otherwise each pair of views is counted alone, by solving
+equations.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,25 +25,25 @@ from kvviz.audit.sweep import VISIT_COST, Region, Sweep
 from kvviz.audit.view import View
 
 MOST_NAMES = 6
-"""A text about views that are only read names at most this many."""
+"""A text about views that are only read gives at most this many names."""
 
 MAX_PLACES = 10_000
-"""Number of views for which one claim looks up example places. Later findings have counts, but no example."""
+"""One claim looks up example places for at most this many views. Later findings have counts, but no example."""
 
 PAIR_BUDGET = 20_000_000
-"""Work limit of one claim that counts pairs of views, in equations. Later pairs are reported without counts."""
+"""Work limit of one claim that counts pairs of views, in equations. If it is reached, further pairs get no counts."""
 
 PAIR_COST = 5_000
-"""Cost of looking at one pair of views, in equations. It counts towards :data:`PAIR_BUDGET`."""
+"""Work of one pair of views, in addition to its equations. The unit is one equation."""
 
 MAX_PAIRS = 8_192
-"""Largest number of pairs of views that one claim compares. One finding names the views that are left."""
+"""Largest number of pairs of views that one claim compares. One finding names the views that were not compared."""
 
 EASY_WORK, HARD_WORK = 1 << 6, 1 << 14
-"""Candidates that numpy may try to decide if two views overlap: in the first attempt, and in the second one."""
+"""Numbers of candidates that numpy may try to decide if two views overlap: first attempt, and second attempt."""
 
 MAX_HARD_PAIRS = 64
-"""Pairs of views for which one claim makes the second attempt. For further pairs, overlap stays possible."""
+"""Largest number of second attempts of one claim. For further pairs, the finding says that views may overlap."""
 
 NOT_COUNTED = (
     "these views overlap, but the shared bytes were not counted: their strides have no short common period, and the "
@@ -53,8 +54,8 @@ MAY_OVERLAP = (
     "claim fewer views at once"
 )
 PAIRS_LEFT = (
-    "not judged: the strides have no short common period, and only the first {} pairs of views were compared, "
-    "without these views; claim fewer views at once"
+    "not judged: the strides have no short common period, and the limit of {} compared pairs of views was reached "
+    "before these views; claim fewer views at once"
 )
 
 
@@ -76,13 +77,15 @@ def out_of_bounds(view: View) -> Iterator[Finding]:
 
 
 class SelfOverlaps:
-    """Counts bytes that two elements of one view share. Views that differ only in their offset are counted once."""
+    """Counts bytes that two elements of one view share. If views differ only in their offset, they are counted once."""
 
     def __init__(self) -> None:
         self._known: dict[tuple, tuple[int, int, int]] = {}  # by geometry without the offset
 
     def count(self, view: View) -> tuple[int, int, int]:
-        """Return how many elements and how many bytes overlap, and the distance from the view's first byte to them.
+        """Return the number of overlapping elements, the number of shared bytes, and the first shared byte.
+
+        The first shared byte counts from the lowest byte of the view.
 
         Raises:
             TooMuchWorkError: a work limit is reached.
@@ -127,7 +130,7 @@ def note_on_reader(finding: Finding) -> str:
 
 
 def readers_text(readers: Sequence[str], total: int) -> str:
-    """Return a sentence that says which of ``total`` colliding views are only read. Return "" if there are none."""
+    """Return a text that says which of ``total`` colliding views are only read. If ``readers`` is empty, return ""."""
     if not readers:
         return ""
     writers = total - len(readers)
@@ -145,9 +148,9 @@ def by_storage(views: Sequence[View]) -> list[list[View]]:
 
 
 def by_geometry(views: Sequence[View]) -> list[list[View]]:
-    """Group views of one storage whose elements cover the very same bytes. A count takes each group once.
+    """Group views of one storage. The elements of all views of a group cover exactly the same bytes.
 
-    Views that are only read are in groups of their own.
+    A group has either views that are only read, or views that write.
     """
     groups: dict[tuple, list[View]] = {}
     for view in views:
@@ -156,10 +159,12 @@ def by_geometry(views: Sequence[View]) -> list[list[View]]:
 
 
 def collisions(views: Sequence[View], witnesses: bool = True) -> Iterator[Finding]:
-    """Find bytes that several views share: one finding for each set of views. At least one of them writes.
+    """Find bytes that several views share, if at least one of these views writes.
+
+    Each combination of views with such bytes gives one finding.
 
     Args:
-        witnesses: True to look up an example, for :data:`MAX_PLACES` views at most.
+        witnesses: if True, look up examples, for at most :data:`MAX_PLACES` views.
     """
     places_left = MAX_PLACES if witnesses else 0
     known: dict[tuple, list[Region]] = {}  # storages whose views have equal geometry are counted once
@@ -185,8 +190,8 @@ def _shared_regions(groups: Sequence[Sequence[View]], nbytes: int) -> list[Regio
     """Return the regions of a storage of ``nbytes`` bytes that at least two views share.
 
     Bytes outside the storage are left out, because ``out_of_bounds`` reports them. If a view reaches outside, the
-    storage becomes one more owner. It weighs as much as all views together. So a region that weighs at least two more
-    than this lies inside the storage, and at least two views share it.
+    storage becomes one more owner in the sweep. Its weight is the number of all views. A region with a weight of at
+    least this number plus 2 lies inside the storage, and at least two views share it.
     """
     owners = byte_sets_of_all([group[0] for group in groups])
     itemsizes, weights, least = [group[0].itemsize for group in groups], [len(group) for group in groups], 2
@@ -199,7 +204,7 @@ def _shared_regions(groups: Sequence[Sequence[View]], nbytes: int) -> list[Regio
 
 
 def _collision(region: Region, groups: Sequence[Sequence[View]], order: dict[str, int], witnesses: bool) -> Finding:
-    """Return the finding of one region. The example has the first and the last view of each group."""
+    """Return the finding of one region. The example has elements of the first view and the last view of each group."""
     members = sorted((view for m in region.members for view in groups[m]), key=lambda view: order[view.name])
     elements = sum(count * len(groups[m]) for m, count in zip(region.members, region.elements, strict=True))
     ends = {view.name: view for m in region.members for view in (groups[m][0], groups[m][-1])} if witnesses else {}
@@ -216,7 +221,7 @@ def _of_writers_and_readers(
     text: str = "",
     judged: bool = True,
 ) -> Finding:
-    """Return the finding of a collision, with the names of those views that are only read."""
+    """Return the finding of a collision. It also names those of its views that are only read."""
     names, storage = tuple(view.name for view in members), members[0].storage.name
     spend(cost_of_names(names))
     readers = tuple(view.name for view in members if view.read_only)
@@ -225,18 +230,18 @@ def _of_writers_and_readers(
 
 
 def shared_bytes(a: Pattern, b: Pattern, budget: int = BUDGET) -> int:
-    """Count the bytes that two patterns share, also if their steps have no short common period.
+    """Count the bytes that two patterns share. Their steps need no short common period.
 
-    Take one byte range of ``a``, starting at s in each copy, and one of ``b``, starting at t. In copy x of ``a`` and
-    copy y of ``b`` the range of ``a`` starts ``distance = (s + a.step * x) - (t + b.step * y)`` bytes after the range
-    of ``b``. The ranges share bytes only if the distance lies between ``-a.width`` and ``b.width``. For each distance
-    in between, :func:`~kvviz.audit.counting.pair_solutions` counts the pairs (x, y) that have this distance.
+    Take one byte range of ``a`` and one byte range of ``b``. They start at s and t in the first copies. In copy x of
+    ``a`` and copy y of ``b``, the range of ``a`` starts ``distance = (s + a.step * x) - (t + b.step * y)`` bytes after
+    the range of ``b``. The ranges share bytes only if the distance lies between ``-a.width`` and ``b.width``. For each
+    such distance, :func:`~kvviz.audit.counting.pair_solutions` counts the pairs (x, y) that have this distance.
 
-    Example: steps 6 and 4, s = t = 0, both widths 2. Distances are multiples of gcd(6, 4) = 2, so only the distance 0
-    leaves shared bytes: 2 bytes for each solution of ``6 * x - 4 * y == 0``.
+    Example: steps 6 and 4, s = t = 0, both widths 2. Distances are multiples of gcd(6, 4) = 2, so the ranges share
+    bytes only at distance 0. Each solution of ``6 * x - 4 * y == 0`` gives 2 shared bytes.
 
     Raises:
-        TooMuchWorkError: more than ``budget`` equations.
+        TooMuchWorkError: there are more than ``budget`` equations.
     """
     if a.stop <= b.base or b.stop <= a.base:
         return 0
@@ -299,9 +304,9 @@ def _collisions_by_pair(groups: Sequence[Sequence[View]]) -> Iterator[Finding]:
 
 
 def _close_pairs(views: Sequence[View]) -> tuple[list[tuple[int, int]], list[int]]:
-    """Return index pairs of views whose spans overlap, and the indices of the views that were not paired.
+    """Return pairs of indices of views whose spans overlap, and the indices of views that were left out.
 
-    The second list is empty unless there are more than :data:`MAX_PAIRS` pairs.
+    Views are left out only if there are more than :data:`MAX_PAIRS` pairs.
     """
     order = sorted(range(len(views)), key=lambda number: views[number].span_bytes[0])
     lows = np.array([views[number].span_bytes[0] for number in order], np.int64)
@@ -318,9 +323,9 @@ def _close_pairs(views: Sequence[View]) -> tuple[list[tuple[int, int]], list[int
 
 
 def _count_pair(a: View, b: View, budget: int) -> tuple[int | None, int]:
-    """Return the bytes that two views share, and the work done.
+    """Return the number of bytes that two views share, and the work of this count.
 
-    The bytes are None if the work would exceed ``budget``, or if elements of one view overlap.
+    The number is None if the work would exceed ``budget``, or if elements of one view overlap.
     """
     if not (a.nested and b.nested) or budget <= 0:
         return None, 0
@@ -347,7 +352,7 @@ class _AddressesOnly:
 
 
 def _overlap(a: np.ndarray, b: np.ndarray, work: int) -> bool | None:
-    """Return True or False: do two arrays share a byte? Return None if numpy gives up after ``work`` candidates."""
+    """Return True if two arrays share a byte. Return None if numpy cannot decide this with ``work`` candidates."""
     spend(VISIT_COST + work)
     try:
         return bool(np.shares_memory(a, b, max_work=work))

@@ -1,8 +1,9 @@
-"""Types that store several values together: int4 has 2 values per byte, and q8_0 has 34 bytes per 32 values.
+"""Converts sizes of types that store several values together. Example: int4 stores 2 values in one byte.
 
-People count the values of such a type: a row of 128 values of q8_0. A :class:`~kvviz.audit.view.View` counts elements,
-and an element is the smallest group of values that lies in whole bytes. So the row is a view of 4 elements of 34 bytes.
-The values of an element lie side by side along one axis. All other numbers must be whole elements.
+People count values, for example 128 values of q8_0 in a row. A :class:`~kvviz.audit.view.View` counts elements. An
+element is the smallest group of values that fills whole bytes. In q8_0, an element is 32 values in 34 bytes. So a row
+of 128 values is a view of 4 elements of 34 bytes. The values of an element are neighbours along one axis. All strides
+and offsets must be whole elements.
 """
 
 PACKED = {
@@ -12,26 +13,27 @@ PACKED = {
     "q4_0": (18, 32), "q4_1": (20, 32), "q5_0": (22, 32), "q5_1": (24, 32), "q8_0": (34, 32),
     "iq4_nl": (18, 32), "mxfp4": (17, 32),
 }  # fmt: skip
-"""Bytes and values of one element, by the name of the type. The names with q are those of llama.cpp."""
+"""``{name of the type: (bytes of one element, values of one element)}``. The names with q come from llama.cpp."""
 
 Numbers = tuple[tuple[int, ...], tuple[int, ...], int]
 """Shape, strides and offset of a view, all in one unit: values, elements or bytes."""
 
 
 def packed_axis(shape: tuple[int, ...], stride: tuple[int, ...]) -> int | None:
-    """Return the axis along which the values of an element lie side by side, of a view in elements. None: no axis.
+    """Return the axis along which the values of an element are neighbours. Shape and stride count elements.
 
-    This axis has stride 1. If it has only one element, another axis may have stride 1 too.
+    This axis has stride 1. If several axes have stride 1, an axis of size 1 is taken. If no axis has stride 1, the
+    result is None.
     """
     ones = [axis for axis, step in enumerate(stride) if step == 1]
     return ([axis for axis in ones if shape[axis] == 1] or ones or [None])[-1]
 
 
 def elements_of(numbers: Numbers, per_element: int, unit: str = "values") -> Numbers:
-    """Return shape, strides and offset in elements, if they are given in values or in bytes.
+    """Convert shape, strides and offset from values (or bytes) to elements.
 
     Args:
-        per_element: values (or bytes) of one element.
+        per_element: number of values (or bytes) in one element.
         unit: the unit of ``numbers``, for messages.
 
     Raises:
@@ -56,7 +58,7 @@ def elements_of(numbers: Numbers, per_element: int, unit: str = "values") -> Num
 
 
 def values_of(numbers: Numbers, values: int) -> Numbers | None:
-    """Return shape, strides and offset in values, if they are given in elements. None if no axis has stride 1."""
+    """Convert shape, strides and offset from elements to values. If no axis has stride 1, return None."""
     shape, stride, offset = numbers
     axis = packed_axis(shape, stride)
     if axis is None:

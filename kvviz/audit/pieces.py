@@ -1,8 +1,10 @@
-"""Cuts a view into the pieces that a table selects: a block table, the slots of a rank, or a ring that wraps around.
+"""Makes views of the blocks that a table selects, so that claims can be made about a block table or a ring buffer.
 
-Example: a cache has 8 blocks, and the table of a request is ``[5, 6, 7, 0, -1]``. The pieces are two views: blocks 5 to
-7, and block 0. The last entry is a hole: no block belongs to it. The pieces are ordinary views. A claim about
-the table names all pieces, for example ``SameBytes(part=names of the pieces, whole="window")``.
+Example: a cache has 8 blocks, and the table of a request is ``[5, 6, 7, 0, -1]``. The result is two views, called
+*pieces*: blocks 5 to 7, and block 0. The last entry of the table is a *hole*: no block belongs to it. A claim about the
+table names all pieces, for example ``SameBytes(part=names of the pieces, whole="window")``.
+
+A *run* is a range of entries of a table. In a run, all entries are holes, or the ids rise by equal steps.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,15 +14,15 @@ from kvviz.audit.arguments import plain
 from kvviz.audit.view import View
 
 HOLE = -1
-"""The entry of a table to which no block belongs."""
+"""The number that a table has in a hole."""
 
 
 def pieces(view: View, tables: Mapping[str, Sequence[int]]) -> dict[str, tuple[View, ...]]:
-    """Return for each table the views of the entries that it selects from the first axis of ``view``.
+    """Return the pieces of each table. The ids of a table are indices of the first axis of ``view``.
 
-    Entries that follow each other with one step are one piece: ``[0, 2, 4]`` is one view. A piece of holes is left out.
-    A piece is called ``<table> <first entry>`` or ``<table> <first entry> to <last entry>``. All tables are cut at the
-    same entries, so that two tables can be compared piece by piece.
+    Each run of ids gives one piece: ``[0, 2, 4]`` is one view. Holes give no piece. The name of a piece is ``<table>
+    <first entry>`` or ``<table> <first entry> to <last entry>``. All tables are cut at the same entries, so that two
+    tables can be compared piece by piece.
 
     Raises:
         ValueError: the view has no axis, the tables differ in length, or an entry is neither -1 nor an index.
@@ -38,7 +40,7 @@ def pieces(view: View, tables: Mapping[str, Sequence[int]]) -> dict[str, tuple[V
             if not (index == HOLE or 0 <= index < view.shape[0]):
                 raise ValueError(
                     f"entry {entry} of {name} is {index}, but {view.name} has the entries 0 to {view.shape[0] - 1}: "
-                    f"use the claim maps, which reports such entries"
+                    f'use the claim "maps", which reports such entries'
                 )
     found: dict[str, list[View]] = {name: [] for name in tables}
     for first, stop in _runs(list(tables.values())):
@@ -49,7 +51,7 @@ def pieces(view: View, tables: Mapping[str, Sequence[int]]) -> dict[str, tuple[V
 
 
 def _runs(tables: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
-    """Return ``(first, stop)`` of the longest runs of entries in which every table has one step, or holes only."""
+    """Return the first entry and the stop entry of each run. A run must be a run of every table."""
     runs, first = [], 0
     for stop in range(1, len(tables[0]) + 1) if tables else ():
         if stop == len(tables[0]) or any(_breaks(table, first, stop) for table in tables):

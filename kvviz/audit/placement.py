@@ -1,8 +1,9 @@
-"""Is each element of a view where it belongs? If not, which owner's bytes does it use?
+"""Finds elements that do not lie where they belong, and the owners of the bytes that these elements use.
 
-Example: the K scale of token 0 belongs at bytes [128, 132), right after its data, but the view puts it at [8, 12).
-The element is misplaced, and it overwrites 4 bytes that the K data own. A *rightful map* is a view that says where
-each element belongs. A *displaced* view is one whose elements are not all where its rightful map puts them.
+Example: the K scale of token 0 belongs at bytes [128, 132), directly after its data, but lies at bytes [8, 12). This
+element is misplaced. It overwrites 4 bytes that K data owns. A *rightful map* is a view that says where each element
+belongs. A view is *displaced* if it has a misplaced element. A *hit* is a misplaced element, counted for the owner of
+its first byte.
 """
 
 from collections import Counter
@@ -22,26 +23,26 @@ from kvviz.audit.sweep import VISIT_COST, Sweep
 from kvviz.audit.view import Storage, View
 
 OUTSIDE, PADDING = "outside the storage", "padding"
-"""Names for bytes that no view owns: those outside the storage, and those inside it."""
+"""Names for bytes without an owner: bytes outside the storage, and bytes inside the storage."""
 
 MAX_LISTED = 1 << 20
-"""Largest number of overlapping elements that are listed one by one. Larger views get no byte count and no hits."""
+"""If elements of a view overlap, at most this many are listed. A larger view gets no byte count and no hits."""
 
 
 class OwnerLookup:
-    """Finds the owner of a byte, and counts which owners' bytes a displaced view uses. An audit makes one lookup.
+    """Finds the owner of a byte, and counts the hits of a displaced view. An audit makes one lookup.
 
-    The lookup keeps its answers, so that many claims on equal geometries cost one count. If several owners share a
-    byte, it takes an owner of data before any other owner. Among several owners of data, it takes the last one given.
+    The lookup keeps its answers, so that equal geometries are counted once. If several views own a byte, the lookup
+    takes a data view. If several data views own a byte, the lookup takes the last one.
 
     Args:
         places: where the claims say that views belong, and which views own bytes.
-        witnesses: True if examples and hit owners are wanted.
+        witnesses: True if findings should have examples and hits.
 
     Attributes:
-        placed: for each claim about places: the view, and its rightful map.
-        witnesses: the argument.
-        parts: what :mod:`kvviz.audit.blocks` computes about views once per audit.
+        placed: for each claim about places, the view and its rightful map.
+        witnesses: the argument ``witnesses``.
+        parts: results that :mod:`kvviz.audit.blocks` keeps for one audit.
         self_overlaps: counts elements of one view that overlap.
     """
 
@@ -50,7 +51,7 @@ class OwnerLookup:
         self._own_names, self._bytewise = places.own_names, places.bytewise
         self.parts: dict = {}
         self.self_overlaps = SelfOverlaps()
-        self._work_left = BUDGET  # for hits of single views, so that counts of hits leave work for later claims
+        self._work_left = BUDGET  # limits the hits of single views, so that work is left for later claims
         self._owners: dict[str, list[View]] = {}  # by storage; data last, because the last owner of a byte is taken
         for owner in sorted(
             (owner for owner in places.owners if owner.num_elements), key=lambda view: view.role == "data"
@@ -67,7 +68,7 @@ class OwnerLookup:
         self._places: dict[tuple[int, str], tuple[Place, ...]] = {}
 
     def num_right(self, view: View, rightful: View) -> int:
-        """Return how many elements of a view are where its rightful map has them."""
+        """Return the number of elements of a view that lie in their rightful places."""
         if (view, rightful) not in self._num_right:
             right = 0 if view.storage != rightful.storage else same_places(view, rightful)
             self._num_right[view, rightful] = right
@@ -87,13 +88,13 @@ class OwnerLookup:
         return self._same_starts[key]
 
     def place(self, byte: int, storage: str) -> tuple[Place, ...]:
-        """Return the owner's element at a byte, as a tuple of one, or () if no view owns the byte."""
+        """Return the owner's element at a byte, as a tuple of one place. If no view owns the byte, return ()."""
         if (byte, storage) not in self._places:
             self._places[byte, storage] = self._place(byte, storage)
         return self._places[byte, storage]
 
     def _place(self, byte: int, storage: str) -> tuple[Place, ...]:
-        """Return :meth:`place` without keeping the answer in memory."""
+        """Do the work of :meth:`place`, and do not keep the answer."""
         owners = self._owners.get(storage, ())
         spend(VISIT_COST + len(owners) // 8)
         if storage not in self._owner_spans:
@@ -104,7 +105,7 @@ class OwnerLookup:
         return next((found for owner in near if (found := self._element(owner, byte))), ())
 
     def _element(self, owner: View, byte: int) -> tuple[Place, ...]:
-        """Return the owner's element at a byte. If the owner counts bytes, return the whole element of this byte."""
+        """Return the owner's element at a byte. If the owner is a view of single bytes, return the whole element."""
         found = place_of_byte(owner, byte)
         if not found or owner not in self._bytewise:
             return found
@@ -127,9 +128,9 @@ class OwnerLookup:
         return tuple(sorted(named.items(), key=lambda item: (-item[1], item[0])))
 
     def _hits_of_right(self, view: View, rightful: View, right: int) -> Counter:
-        """Count the elements in their rightful place by the owner of their first byte.
+        """Count the elements that lie in their rightful places, by the owner of their first byte.
 
-        This owner need not be the view itself: another owner of the same byte may be taken before the view.
+        This owner is not always the view itself: the lookup may take another owner of the same byte.
         """
         owners = self._hits_of_all(rightful)
         if len(owners) == 1:
@@ -161,15 +162,15 @@ class OwnerLookup:
             key = (storage.nbytes, *map(geometry, owners))
             self._storage_number[storage.name] = self._number_of_geometry.setdefault(key, len(self._number_of_geometry))
             # One sweep counts all displaced views of the storage. If these views have no short common period, each
-            # view is counted alone, when its hits are asked for.
+            # view is counted alone, as soon as its hits are needed.
             with suppress(TooMuchWorkError):
                 self._count_hits(storage, self._displaced(storage), together=True)
         key = self._hit_key(view)
         if key not in self._hit_counts:
             if self._work_left <= 0:
                 raise TooMuchWorkError(
-                    f"the views before this one have used the {BUDGET:,} byte ranges for owners; check the place of "
-                    f"this view alone"
+                    f"the work limit of {BUDGET:,} byte ranges for owners was reached before this view; check the "
+                    f"place of this view alone"
                 )
             self._count_hits(storage, {key: view})
         counts = Counter()
@@ -184,7 +185,7 @@ class OwnerLookup:
     def _displaced(self, storage: Storage) -> dict[tuple, View]:
         """Return the displaced views of a storage that are not counted yet, one per geometry.
 
-        If some elements of a view are right, its rightful map is counted too: see :meth:`hits`.
+        If some elements of a view lie in their rightful places, also return its rightful map: :meth:`hits` needs it.
         """
         wanted = {}
         for view, rightful in self.placed.values():
@@ -197,13 +198,14 @@ class OwnerLookup:
         return wanted
 
     def _count_hits(self, storage: Storage, views: dict[tuple, View], together: bool = False) -> None:
-        """Count the elements of views by the owner of their first byte: 0 is outside, 1 padding, 2 the first owner, ...
+        """Count the elements of views by the owner of their first byte, and keep the counts.
 
-        The sweep has other numbers: 0 is the storage, 1 the first owner, and so on. The views come after the owners.
-        A view weighs more than the storage and all owners together. So the sweep returns only regions that hold a view.
+        In a count, 0 stands for bytes outside the storage, 1 for padding, 2 for the first owner, and so on. In the
+        sweep, 0 is the storage, 1 is the first owner, and so on. The views come after the owners. The weight of a view
+        is larger than the weight of the storage and all owners together. So the sweep returns only regions of views.
 
         Args:
-            together: True if ``views`` are all misplaced views of the storage. They have a work limit of their own.
+            together: True if ``views`` are all displaced views of the storage. They have a work limit of their own.
         """
         if not views:
             return
@@ -220,7 +222,7 @@ class OwnerLookup:
         finally:
             self._work_left -= 0 if together else sweep.work + len(sets) * VISIT_COST
         for region in regions:
-            owner = max((m for m in region.members if m < first_view), default=-1) + 1  # the last one given is taken
+            owner = max((m for m in region.members if m < first_view), default=-1) + 1  # the last owner
             inside = region.members[0] == 0
             for member, count in zip(region.members, region.elements, strict=True):
                 if member >= first_view:
@@ -229,14 +231,14 @@ class OwnerLookup:
 
 
 def misplaced(view: View, rightful: View, lookup: OwnerLookup) -> Iterator[Finding]:
-    """Find elements that are not where ``rightful`` has them, and the owners of the bytes that they use instead.
+    """Find elements that do not lie where ``rightful`` says, and the owners of the bytes that these elements use.
 
     Raises:
         ValueError: the shapes differ.
     """
     if view.shape != rightful.shape:
         raise ValueError(
-            f"{view.name} has shape {view.shape} and its rightful map {rightful.shape}: they must be equal"
+            f"{view.name} has shape {view.shape} and its rightful map has shape {rightful.shape}: they must be equal"
         )
     elsewhere = view.storage != rightful.storage
     wrong = view.num_elements - lookup.num_right(view, rightful)
@@ -268,7 +270,7 @@ def _first_wrong(view: View, rightful: View) -> tuple[int, ...]:
 
 
 def _wrong_bytes(view: View, rightful: View, wrong: int) -> int | None:
-    """Count the distinct bytes of misplaced elements. None for a large view whose elements overlap."""
+    """Count the distinct bytes of misplaced elements. Return None for a large view whose elements overlap."""
     if view.nested:
         return wrong * view.itemsize
     if view.num_elements > MAX_LISTED:
@@ -277,13 +279,13 @@ def _wrong_bytes(view: View, rightful: View, wrong: int) -> int | None:
     starts = view.list_starts().ravel()
     if view.storage == rightful.storage:
         starts = starts[starts != rightful.list_starts().ravel()]
-    # All elements have one size. So a sorted element adds its bytes up to the start of the next element.
+    # All elements have one size. In ascending order, each element adds its bytes up to the start of the next element.
     starts = np.unique(starts)
     return int(np.minimum(np.diff(starts), view.itemsize).sum()) + view.itemsize
 
 
 def _compare_starts(view: View, rightful: View) -> bool:
-    """Return True if both views have the same first bytes. Also return False if the count is too much work."""
+    """Return True if the elements of both views start at the same bytes. If it is too much work, return False."""
     try:
         sweep = Sweep([start_sets(view), start_sets(rightful)])
         return all(len(region.members) == 2 for region in sweep.regions(1))

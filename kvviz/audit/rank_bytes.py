@@ -1,7 +1,13 @@
 """Says what each byte of a rank's blocks means, for example "K of token 5, head 2". A rank is one process.
 
-``compare.py`` uses it for both sides of a transfer. Offsets and addresses in this file count *units*. A unit is the
-largest number of bytes that divides every start, step and length of the comparison. So no unit is cut in two.
+``compare.py`` uses this file for both sides of a transfer. Words of this file:
+
+- unit: the largest number of bytes that divides every start, step and length. Offsets and addresses count units.
+- content: what a unit stands for in the whole model. Equal contents have the same number, the *code*, on every rank.
+- offset: where a unit lies in block 0, counted from the start of the storage.
+- place: the number of a unit among all units of one block, counted from 0.
+- group: the views of one storage that have the same block stride.
+- run axis: an axis whose elements are neighbours in memory and have neighbouring codes.
 """
 
 from collections.abc import Mapping
@@ -15,25 +21,25 @@ from kvviz.audit.budget import TooMuchWorkError
 from kvviz.audit.view import View
 
 MAX_LISTED = 1 << 20
-"""Blocks whose ids are looked up in a sorted list. A rank with more blocks must name them in few ranges."""
+"""Largest number of blocks that a rank may list in any way. A rank with more blocks must list them in few ranges."""
 
 MAX_RANGES = 1 << 10
-"""Ranges of block ids that are searched one by one if a rank has more than MAX_LISTED blocks."""
+"""Largest number of ranges for a rank with more than MAX_LISTED blocks."""
 
 
 @dataclass(frozen=True)
 class Rank:
-    """One process: its views, what it holds, and its blocks in the order of the tokens.
+    """One process: its views, the part of the model that it holds, and its blocks.
 
     Every view needs an axis named ``block``. An axis named ``token`` counts the tokens of a block.
 
     Args:
         views: the views of the process.
-        holds: for an axis name, the numbers in the whole model that the rank holds, in the order of the axis. Example:
-            ``{"head": (4, 5)}``. An axis without an entry holds 0, 1, 2 and so on.
-        blocks: ids of the blocks. The n-th id holds the n-th part of the tokens. Empty means all blocks.
-        world, place, interleave: decode context parallelism. Token i lies on the rank with
-            ``place == i // interleave % world`` (vLLM 0.32.0).
+        holds: for each axis, the numbers in the whole model. Example: ``{"head": (4, 5)}`` means that heads 0 and 1 of
+            the rank are heads 4 and 5 of the model. An axis without an entry holds 0, 1, 2 and so on.
+        blocks: ids of the blocks, in the order of the tokens. If it is empty, the rank uses all blocks in order.
+        world, place, interleave: decode context parallelism: ``world`` ranks share the tokens. Token i lies on the rank
+            with ``place == i // interleave % world`` (vLLM 0.32.0).
     """
 
     views: tuple[View, ...]
@@ -76,9 +82,9 @@ def _length(view: View, axis: str) -> int:
 
 @dataclass(frozen=True)
 class Content:
-    """One kind of content: all views of one name and element size. Their bytes are numbered from ``first`` on.
+    """The contents of all views that have one name and one element size. Their bytes have the codes from ``first`` on.
 
-    ``sizes`` are the sizes of ``axes`` in the whole model. The last axis counts fastest.
+    ``sizes`` are the sizes of ``axes`` in the whole model. The last axis changes fastest.
     """
 
     name: str
@@ -89,7 +95,11 @@ class Content:
 
 
 class RankBytes:
-    """The bytes of one rank. ``number`` counts the ranks of its side. Call :meth:`number_bytes` before the lookups.
+    """The bytes of one rank. Call :meth:`number_bytes` once, before the methods that come after it.
+
+    Args:
+        side: ``sender`` or ``receiver``.
+        number: number of the rank on its side, counted from 0.
 
     Raises:
         ValueError: the rank has no views, a view has no axis ``block``, a listed block does not exist, a block is
@@ -104,7 +114,8 @@ class RankBytes:
         for view in rank.views:
             if "block" not in view.axes or len(set(view.axes)) < len(view.axes):
                 raise ValueError(
-                    f"{self.label}: {view.name} has the axes {view.axes}; name one of them block, and no two alike"
+                    f'{self.label}: {view.name} has the axes {view.axes}; one axis must have the name "block", and '
+                    f"all names must be different"
                 )
         self.block_size = max(_length(view, "token") for view in rank.views)
         self.slots = tokens_of(self.block_size, rank.world, rank.place, rank.interleave)
@@ -137,7 +148,7 @@ class RankBytes:
             hulls = sorted(sorted((ids[0], ids[-1])) for ids in self.blocks)
             if any(one[1] >= two[0] for one, two in zip(hulls, hulls[1:], strict=False)):
                 raise TooMuchWorkError(
-                    f"{self.label} lists ranges of blocks that overlap; give ranges one after another"
+                    f"{self.label} lists ranges of blocks that overlap; give ranges that do not overlap"
                 )
         for view in self.rank.views:
             if self.block_size % _length(view, "token"):
@@ -153,20 +164,20 @@ class RankBytes:
                     )
 
     def held(self, view: View, axis: str) -> np.ndarray:
-        """Return the numbers of one axis in the whole model. Tokens are those of the first block."""
+        """Return the numbers of one axis in the whole model. For tokens, return the numbers of the first block."""
         size = _length(view, axis)
         if axis == "token":
             return self.slots[:: self.block_size // size]
         return np.array(self.rank.holds.get(axis, range(size)), np.int64)
 
     def run_axis(self, view: View, content: Content) -> str | None:
-        """Return the axis whose elements follow each other in memory and in number. None if there is none."""
+        """Return the name of the run axis, or None if the view has no run axis."""
         axis = content.axes[-1] if content.axes else "token"
         plain = axis not in ("token", "block") and axis not in self.rank.holds
         return axis if plain and view.stride[view.axes.index(axis)] == 1 else None
 
     def lengths(self, contents: Mapping[tuple[str, int], Content]) -> list[int]:
-        """Return every start, step and length in bytes. The unit must divide all of them."""
+        """Return every start, step and length in bytes. The size of a unit must divide all of them."""
         found = []
         for view in self.rank.views:
             content = contents[view.name, view.itemsize]
@@ -177,10 +188,10 @@ class RankBytes:
         return found
 
     def number_bytes(self, contents: Mapping[tuple[str, int], Content], period: int, unit: int) -> None:
-        """Number the units of one block, and sort them by offset.
+        """Make arrays about the units of one block. In each group, the units are sorted by offset.
 
-        Views of one storage with the same step from block to block form a group. ``offset`` is the address of a unit in
-        block 0, ``code`` the number of its content, ``per_block`` what the next block of this rank adds to the code.
+        ``offset`` and ``code`` are those of the first block. In the next block of this rank, the code is larger by
+        ``per_block``. ``view`` is the index of the view. ``groups`` says which places belong to a group.
         """
         self.unit = unit
         parts: dict[tuple[str, int], list[tuple[np.ndarray, ...]]] = {}
@@ -217,13 +228,13 @@ class RankBytes:
         self._residues: dict[tuple[str, int], tuple[np.ndarray, np.ndarray]] = {}
 
     def step(self, view: View) -> int:
-        """Return the units from one block of a view to the next. A view of one block gets a very large step."""
+        """Return the block stride of a view in units. If the view has only one block, return a very large number."""
         if blocks_of(view) < 2:
             return 1 << 50
         return view.stride[view.axes.index("block")] * view.itemsize // self.unit
 
     def group(self, view: View) -> tuple[str, int]:
-        """Return the key of the view's group: storage and step."""
+        """Return the key of the view's group: storage and block stride."""
         return view.storage.name, self.step(view)
 
     def start(self, view: View) -> int:
@@ -231,21 +242,21 @@ class RankBytes:
         return view.offset * view.itemsize // self.unit
 
     def own(self, group: tuple[str, int], offsets: np.ndarray) -> np.ndarray:
-        """Return the place of each offset among the units of its own block. -1: the block has no unit there."""
+        """Return the place of the unit at each offset. If there is no unit, the place is -1."""
         part = self.groups[group]
         known = self.offset[part]
         place = np.minimum(np.searchsorted(known, offsets), known.size - 1)
         return np.where(known[place] == offsets, place + part.start, -1)
 
     def away(self, group: tuple[str, int], offsets: np.ndarray) -> int:
-        """Return how many blocks an offset is away from the nearest unit of its own block, at most."""
+        """Return the largest distance from an offset to the nearest unit of its own block, in blocks."""
         known = self.offset[self.groups[group]]
         place = np.searchsorted(known, offsets)
         near = [np.abs(offsets - known[np.clip(place + n, 0, known.size - 1)]) for n in (-1, 0)]
         return int(np.minimum(*near).max(initial=0)) // abs(group[1]) + 1
 
     def at(self, storage: str, addresses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the place and the block of each address of a storage. Place -1: no view has this byte."""
+        """Return the place and the block of each address of a storage. If no view has this byte, the place is -1."""
         found, block = np.full(addresses.shape, -1), np.full(addresses.shape, -1)
         for key, part in self.groups.items():
             if key[0] != storage:
@@ -265,7 +276,7 @@ class RankBytes:
         return found, block
 
     def position(self, ids: np.ndarray) -> np.ndarray:
-        """Return where each block id stands in the list of the rank's blocks. -1: the block is not listed."""
+        """Return the position of each block id in the list of the rank's blocks. If it is not listed, return -1."""
         if self.count <= MAX_LISTED:
             if not self.count:
                 return np.full(ids.shape, -1)
@@ -279,7 +290,7 @@ class RankBytes:
         return found
 
     def block_at(self, position: int) -> int:
-        """Return the id of the n-th block of the list."""
+        """Return the block id at a position of the list of the rank's blocks."""
         if self.count <= MAX_LISTED:
             return int(self._ids[position])
         for ids in self.blocks:
@@ -289,7 +300,7 @@ class RankBytes:
         raise IndexError(position)
 
     def text(self, place: int, block: int, contents: Mapping[tuple[str, int], Content]) -> str:
-        """Return the name of a unit, for example ``sender 0 K [block 3, token 5, head 2 (head 6 of the model)]``."""
+        """Return a unit as text, for example ``sender 0 K [block 3, token 5, head 2 (head 6 of the model)]``."""
         view = self.rank.views[self.view[place]]
         run = self.run_axis(view, contents[view.name, view.itemsize])
         address = int(self.offset[place]) * self.unit - view.offset * view.itemsize
@@ -326,7 +337,7 @@ class RankBytes:
 
 
 def contents_of(ranks: list[RankBytes], period: int) -> dict[tuple[str, int], Content]:
-    """Number all contents of a comparison. ``period`` is the number of tokens that is compared at once.
+    """Give a code to each content of a comparison. ``period`` is the number of tokens of one period.
 
     Raises:
         ValueError: views of one name have different axes.

@@ -1,4 +1,4 @@
-"""Words for repaired views and claims, and for the effect of a mistake.
+"""Writes the texts about repaired views and claims, and about the effect of a mistake.
 
 Example of a repair: ``layer n K scale (n = 0 to 79, in elements of 4 bytes, old -> new): offset 32 -> 8448 n + 32``.
 ``n`` is the first number in the name of the view.
@@ -14,10 +14,10 @@ from kvviz.audit.guesses import family_of, natural, one_of_each
 from kvviz.audit.view import View
 
 MOST_OFFSETS = 4
-"""Offsets that a repair lists one by one, if they do not follow a rule."""
+"""A repair lists at most this many offsets, if the offsets do not follow a rule."""
 
 MOST_CODE_OFFSETS = 100
-"""The same limit for the Python lines of a repair."""
+"""The Python code of a repair lists at most this many offsets, if the offsets do not follow a rule."""
 
 
 def counted(number: int, noun: str) -> str:
@@ -31,7 +31,7 @@ def joined(parts: Sequence[str], word: str = "and") -> str:
 
 
 def repair_words(repaired: Sequence[View], claims: Sequence[tuple[Claim, Claim]], views: Mapping[str, View]) -> str:
-    """Return the changed numbers of repaired views and claims; empty if nothing was repaired.
+    """Return the changed numbers of repaired views and claims as text. If nothing was repaired, return "".
 
     Args:
         claims: pairs of a claim and the repaired claim.
@@ -49,7 +49,7 @@ def repair_words(repaired: Sequence[View], claims: Sequence[tuple[Claim, Claim]]
 
 
 def _families(repaired: Sequence[View]) -> list[list[View]]:
-    """Group views whose names differ in numbers only and that have one shape, stride, element size and storage."""
+    """Group views into families: names differ only in numbers; shape, stride, element size and storage are equal."""
     families: dict[tuple, list[View]] = {}
     for view in sorted(repaired, key=lambda one: natural(one.name)):
         key = (family_of(view.name), view.shape, view.stride, view.itemsize, view.storage.name)
@@ -146,7 +146,7 @@ def _range_of_n(members: Sequence[View]) -> str:
 
 
 def _offsets(members: Sequence[View]) -> str:
-    """Return ``8448 n + 32`` if the offsets are linear in the numbers of the views, else the offsets."""
+    """Return the rule of the offsets, for example ``8448 n + 32``. If there is no rule, return the offsets."""
     rule, offsets = _rule(members), [view.offset for view in members]
     if rule is not None:
         slope, base = rule
@@ -178,10 +178,10 @@ def _number(view: View) -> int:
 
 
 def repair_code(repaired: Sequence[View]) -> str:
-    """Return the geometry of repaired views as lines of Python, to be pasted. ``n`` is the first number in the name.
+    """Return the geometry of repaired views as Python code that a reader can paste.
 
-    The views of one family with one shape and one stride take two lines: a comment, and an assignment. If more than
-    :data:`MOST_CODE_OFFSETS` offsets follow no rule, the comment says how many are left out.
+    A family of views takes two lines: a comment, and an assignment. ``n`` is the first number in the name of a view. If
+    more than :data:`MOST_CODE_OFFSETS` offsets follow no rule, a comment says how many offsets are left out.
     """
     lines = []
     for members in _families(repaired):
@@ -215,7 +215,7 @@ def _shown(value: object) -> str:
 
 
 def effect_words(findings: Sequence[Finding], views: Mapping[str, View]) -> str:
-    """Return what a mistake does: one clause per kind of finding, with elements and bytes."""
+    """Return sentences about what a mistake does: one sentence per kind of finding, with a number."""
     clauses = []
     for kind in KINDS:
         mine = [finding for finding in findings if finding.kind == kind]
@@ -246,7 +246,7 @@ def _misplaced(findings: Sequence[Finding], views: Mapping[str, View]) -> str:
     wrong = _elements(findings)
     names = {finding.views[0] for finding in findings}
     total = sum(views[name].num_elements for name in names)
-    if len(findings) > len(names) or wrong > total:  # a copy with other steps is counted in blocks
+    if len(findings) > len(names) or wrong > total:  # the claim StepAlike counts blocks, not elements
         return f"{counted(wrong, 'element')} {_be(wrong)} misplaced"
     if wrong == total > 1:
         return f"all {total:,} elements of these views are misplaced"
@@ -259,7 +259,7 @@ def _percent(part: int, whole: int) -> str:
 
 
 def _counts(singular: str, plural: str, size: str = "byte"):
-    """Return a function that counts bytes or elements of findings: ``1 byte`` + singular, ``2 bytes`` + plural."""
+    """Return a function that makes a sentence about findings: ``1 byte`` + singular, or ``2 bytes`` + plural."""
 
     def clause(findings: Sequence[Finding], views: Mapping[str, View]) -> str:
         number = _bytes(findings) if size == "byte" else _elements(findings)
@@ -268,7 +268,7 @@ def _counts(singular: str, plural: str, size: str = "byte"):
     return clause
 
 
-_CLAUSES = {  # the clause of any other kind is the meaning in its record
+_CLAUSES = {  # a kind that is not listed here gets the meaning from its record
     "collision": _collision,
     "misplaced": _misplaced,
     "permuted": _counts("lies at the place of another one", "have the right bytes in another order", "element"),

@@ -1,8 +1,8 @@
-"""Rightful places: where claims say that views belong, and so which view owns which bytes.
+"""Reads from the claims where views belong, and which view therefore owns which bytes.
 
 Example: ``Follows("K scale", "K data", 128)`` says that each K scale belongs 128 bytes after the start of its data
-cell. The rightful map is a view of these places. The audit compares the claimed view with the rightful map, and maps
-draw the rightful map as the owner.
+cell. These places are the *rightful places* of "K scale". A *rightful map* is a view of the rightful places. The audit
+compares "K scale" with its rightful map. In byte maps, the rightful map is the owner of its bytes.
 """
 
 from collections.abc import Sequence
@@ -17,16 +17,16 @@ class RightfulPlaces:
     """What the claims of an audit say about places.
 
     Attributes:
-        placed: for each claim about places: the view, and its rightful map under the view's name. The map has the shape
-            of the view: see :func:`starts_map`.
-        moved: the rightful map of each such view, by the view's name.
-        references: names of views that only state where another view belongs.
-        extents: names of views that only state what a transfer takes.
-        owners: all views that rightfully own bytes. A view that is only read owns none. A view with a rightful map is
-            replaced by this map. The map has its own name here: the name of the view that states the place, if there is
-            such a view.
-        own_names: this name of the rightful map, by the name of the view that belongs there.
-        bytewise: for each owner that counts bytes instead of the elements that belong there: such an element's view.
+        placed: for each claim about places, the view and its rightful map. Here, the map has the name and the shape of
+            the view: see :func:`starts_map`.
+        moved: ``{view name: rightful map}`` for each view that such a claim is about.
+        references: names of views that are used only as rightful maps.
+        extents: names of views that are used only as extents, for example the bytes that a transfer takes.
+        owners: all views that own bytes. A view that is only read owns no bytes. If a view has a rightful map, the map
+            is the owner and not the view. Here, the map has the name that ``own_names`` says.
+        own_names: ``{view name: name of its rightful map among the owners}``.
+        bytewise: ``{owner: view}`` for each owner with one more axis, for single bytes. The elements of the view belong
+            at these bytes.
     """
 
     placed: dict[BelongsAt | Follows, tuple[View, View]]
@@ -39,7 +39,7 @@ class RightfulPlaces:
 
 
 def rightful_places(views: Sequence[View], claims: Sequence[Claim]) -> RightfulPlaces:
-    """Collect the rightful maps of all claims about places, and the owners that follow from them.
+    """Collect the rightful maps of all claims about places, and all owners of bytes.
 
     Raises:
         ValueError: a claim names a view that was not given, or its views do not fit together.
@@ -64,9 +64,11 @@ def rightful_places(views: Sequence[View], claims: Sequence[Claim]) -> RightfulP
 
 
 def _own_name(claim: BelongsAt | Follows, named: dict[str, View]) -> str:
-    """Return the name of the view that states a rightful place, or the name of the view that belongs there.
+    """Return the name of a rightful map among the owners.
 
-    The second name is taken if the claim gives no view, or if another given view already has the first name.
+    A claim ``Follows`` has no rightful view, so the map gets the name of the scale view. A claim ``BelongsAt`` has a
+    rightful view, so the map gets the name of this view. If another view already has this name, the map gets the name
+    of the claimed view.
     """
     if isinstance(claim, Follows):
         return claim.scale
@@ -77,7 +79,7 @@ def _own_name(claim: BelongsAt | Follows, named: dict[str, View]) -> str:
 
 
 def rightful_place(claim: BelongsAt | Follows, named: dict[str, View]) -> View:
-    """Return the rightful map of a claim: a view with the name of the claimed view, at the place where it belongs.
+    """Return the rightful map of a claim, with the name of the claimed view.
 
     Args:
         named: the views of the audit by name.
@@ -109,9 +111,9 @@ def rightful_place(claim: BelongsAt | Follows, named: dict[str, View]) -> View:
 
 
 def starts_map(view: View, rightful: View) -> View:
-    """Return the rightful map of a view with one element per element of the view. Only the starts have a meaning.
+    """Return the rightful map with the shape of the view. In the result, only the starts of elements have a meaning.
 
-    A rightful map may count bytes, with one more axis for the bytes of an element. This axis is left out.
+    A rightful map may have one more axis than the view, for the single bytes of an element. This axis is removed.
     """
     if rightful.shape == (*view.shape, view.itemsize) and rightful.itemsize == 1 and rightful.stride[-1] == 1:
         return replace(rightful, shape=view.shape, stride=rightful.stride[:-1], axes=view.axes)

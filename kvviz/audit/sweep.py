@@ -1,11 +1,16 @@
-"""Counts which owners share which bytes: cut a storage where a byte range begins or ends, and look at each interval.
+"""Counts which owners share which bytes. A *sweep* cuts a storage wherever a byte range begins or ends.
 
-Example: K owns [0, 8) and V owns [4, 12). The cuts give three intervals: [0, 4) is K's, [4, 8) belongs to both, and
-[8, 12) is V's. An owner is anything with bytes: a view, a part of a view, or the storage itself.
+Between two cuts lies an *interval*. Example: K owns [0, 8) and V owns [4, 12). The cuts give three intervals: [0, 4)
+belongs to K, [4, 8) belongs to K and V, and [8, 12) belongs to V.
 
-A cache repeats the same intervals block by block. So the storage is divided into *periods*, as long as the least
-common multiple of all steps. Periods in which the same patterns are fully present look the same: one of them is cut
-into intervals, and its counts are multiplied.
+More words of this file:
+
+- owner: anything with bytes: a view, a part of a view, or the storage itself.
+- weight of an owner: the number of views that the owner stands for, if several views have equal geometry.
+- combination: the byte sets that together cover an interval.
+- period: a part of the storage, as long as the least common multiple of all steps. A cache repeats the same intervals
+  block by block. So many periods have equal intervals. Only one of these periods is cut, and its counts are multiplied.
+- complete period: a period that has all copies of all patterns. Any other period misses some byte ranges.
 """
 
 from collections import Counter
@@ -25,16 +30,16 @@ FEW_RANGES = 1 << 14
 """If all byte sets together have at most this many byte ranges, the whole storage is taken as one period."""
 
 FEW_SET_RANGES = 64
-"""A byte set of at most this many byte ranges is listed range by range, because a single range fits any period."""
+"""If a byte set has at most this many byte ranges, each range becomes a pattern. A single range fits any period."""
 
 VISIT_COST = 64
-"""Cost of looking at one byte set in one period, in byte ranges. It counts towards the work limit."""
+"""Work of looking at one byte set in one period, in byte ranges."""
 
 MEMBER_COST = 4
-"""Cost of each byte set of a combination that covers an interval, in byte ranges. It counts towards the work limit."""
+"""Work of one byte set of a combination, in byte ranges."""
 
 COMBINATION_COST = 32
-"""Cost of a combination of byte sets that covers an interval, in byte ranges. It counts towards the work limit."""
+"""Work of one combination, in addition to its byte sets, in byte ranges."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +66,8 @@ class Intervals:
     Attributes:
         periods: number of equal periods that these intervals stand for.
         starts, sizes: first byte and number of bytes of each interval: int64, shape (intervals,).
-        combinations: distinct combinations of byte sets: the numbers of the sets, ascending.
-        combination: for each interval its position in ``combinations``: int64, shape (intervals,).
+        combinations: all different combinations. Each is a tuple with the numbers of its byte sets, ascending.
+        combination: for each interval, the position of its combination in ``combinations``: int64, shape (intervals,).
     """
 
     periods: int
@@ -88,9 +93,9 @@ class Sweep:
 
     Args:
         owners: the byte sets of each owner, as :func:`kvviz.audit.byte_sets.byte_sets` returns them.
-        itemsizes: bytes of an element of each owner; elements start at multiples of this number. Default 1.
-        weights: how many claimants each owner stands for. Default 1; more if several views have equal geometry.
-        budget: work limit of this sweep, in byte ranges. It limits the memory. The audit has a limit of its own.
+        itemsizes: bytes per element of each owner. Elements start at multiples of this number. Default: 1.
+        weights: the weight of each owner. Default: 1.
+        budget: work limit of this sweep, in byte ranges. It limits the memory. The audit has its own work limit.
 
     Attributes:
         owner_of: the number of the owner of each byte set. Byte sets are numbered owner by owner.
@@ -123,7 +128,7 @@ class Sweep:
         self.period = self._choose_period(lcm(*self._itemsizes))
 
     def regions(self, least: int = 2) -> list[Region]:
-        """Return the regions that have at least ``least`` claimants, ordered by their lowest byte."""
+        """Return the regions whose owners together weigh at least ``least``, ordered by their lowest byte."""
         found: dict[tuple[int, ...], Region] = {}
         for table in self.intervals(least):
             for new in self._regions_of(table, least):
@@ -132,11 +137,11 @@ class Sweep:
         return sorted(found.values(), key=lambda region: (region.first, region.members))
 
     def intervals(self, least: int = 1) -> Iterator[Intervals]:
-        """Yield one table per group of equal periods, with the intervals that at least ``least`` owners cover."""
+        """Yield the intervals of each group of equal periods. The owners of an interval weigh at least ``least``."""
         periods = self._distinct_periods()
         complete = next((period for period in periods if period[0] == self._complete), None)
         known = None
-        if complete is not None:  # take the complete period first: it tells which other periods need no look
+        if complete is not None:  # take the complete period first: its intervals show which periods can be left out
             periods.remove(complete)
             known = self._intervals_of(*complete, least)
             yield from [known] if known is not None else []
@@ -147,10 +152,10 @@ class Sweep:
             yield from [table] if table is not None else []
 
     def _may_meet(self, known: Intervals | None, here: np.ndarray, least: int) -> bool:
-        """Return False if the byte sets ``here`` cannot reach ``least`` claimants in a period that is not complete.
+        """Return False if the owners of no interval of a period can weigh ``least``. The period is not complete.
 
-        Such a period has some of the bytes of the complete period, at the same places. So its combinations are those
-        of the complete period, without the byte sets that are missing.
+        The period has only some of the bytes of a complete period, at the same places. So each of its combinations is
+        a combination of the complete period, without the byte sets that are not in ``here``.
         """
         if known is None:
             return False
@@ -165,7 +170,7 @@ class Sweep:
         """Count the elements of one owner that touch intervals of ``table``, in one period.
 
         Args:
-            combinations: positions of the combinations whose intervals count.
+            combinations: positions of combinations. Intervals with other combinations are not counted.
         """
         positions: dict[int, list[int]] = {}  # of the combinations in which each byte set of the owner occurs
         self._spend(sum(len(table.combinations[position]) for position in combinations))
@@ -183,8 +188,8 @@ class Sweep:
     def _choose_period(self, align: int) -> int:
         """Return the length of a period in bytes: the least common multiple of all steps.
 
-        If all patterns together are shorter, or have few byte ranges, the period is as long as all patterns together.
-        A period is a multiple of ``align``, so that no element lies in two periods.
+        If all patterns together are shorter than this, or have few byte ranges, one period holds all patterns. A period
+        is a multiple of ``align``, so that no element lies in two periods.
         """
         low, high = (min((p.base for p in self._patterns), default=0), max((p.stop for p in self._patterns), default=1))
         everything = -(-(high - low) // align) * align
@@ -199,13 +204,16 @@ class Sweep:
         return period
 
     def _distinct_periods(self) -> list[tuple[int, int]]:
-        """Return (first byte, number of equal periods that follow each other) for all periods with any bytes."""
+        """Join neighbouring periods that look the same. Return the first byte and the number of periods of each group.
+
+        Periods without bytes are left out.
+        """
         edges = set()
-        complete, end = None, None  # periods in which every copy of every pattern is present
+        complete, end = None, None  # the first complete period, and the stop of the complete periods
         for p in self._patterns:
             low, high = p.base // self.period, (p.stop - 1) // self.period + 1  # periods with bytes of the pattern
-            # Periods from first up to stop look the same for this pattern. The other periods are taken one by one.
-            if p.count == 1 and len(p.starts) == 1:  # one byte range: periods that it fills
+            # For this pattern, periods from first up to stop look the same. The other periods are taken one by one.
+            if p.count == 1 and len(p.starts) == 1:  # one byte range: periods that this range fills
                 first, stop = -(-p.base // self.period), p.stop // self.period
             else:  # several copies: periods in which every possible copy of the pattern is present
                 first = -(-(p.base + p.span - p.step) // self.period)
@@ -221,14 +229,14 @@ class Sweep:
         return [(start, times) for start, times in periods if len(self._sets_in(start))]
 
     def _sets_in(self, start: int) -> np.ndarray:
-        """Return the numbers of the byte sets that may have bytes in the period from ``start``."""
+        """Return the numbers of the byte sets that may have bytes in the period that begins at ``start``."""
         self._spend(VISIT_COST + len(self._low) // WORD_BITS)
         here = np.flatnonzero((self._low < start + self.period) & (self._high > start))
         self._spend(len(here))
         return here
 
     def _spend(self, ranges: int) -> None:
-        """Add work before it is done. Raise TooMuchWorkError, and add nothing, if the limit would be exceeded."""
+        """Count work before it is done. If it would exceed a limit, raise TooMuchWorkError and count nothing."""
         if self.work + ranges > self._budget:
             raise TooMuchWorkError(
                 f"counting these bytes needs more than {self._budget} byte ranges, which is the work limit; "
@@ -238,7 +246,7 @@ class Sweep:
         self.work += ranges
 
     def _copies(self, byte_set: ByteSet, start: int) -> list[tuple[Pattern, int, int]]:
-        """Return the patterns with bytes in a period, each with the range of copies that have bytes there."""
+        """Return ``(pattern, first copy, stop copy)`` for each pattern with bytes in a period."""
         stop, found = start + self.period, []
         for p in byte_set:
             low, high = max(-(-(start - p.base - p.span + 1) // p.step), 0), min(-(-(stop - p.base) // p.step), p.count)
@@ -257,8 +265,10 @@ class Sweep:
         return np.concatenate(starts), np.concatenate(stops)
 
     def _intervals_of(self, start: int, periods: int, least: int) -> Intervals | None:
-        """Cut the period that begins at ``start`` into intervals. Return None if every interval has fewer than
-        ``least`` owners."""
+        """Cut the period that begins at ``start`` into intervals. Keep intervals whose owners weigh at least ``least``.
+
+        If there is no such interval, return None.
+        """
         here = self._sets_in(start)
         self._spend(len(here) * VISIT_COST)
         copies = [self._copies(self._sets[number], start) for number in here]
@@ -271,7 +281,7 @@ class Sweep:
         del ranges  # the arrays below are large
         order = np.argsort(cuts, kind="stable")
         cuts, weights = cuts[order], self._set_weights[here]
-        # A running sum counts the claimants after each cut: a start adds a weight, a stop subtracts it.
+        # A running sum gives the weight of all owners after each cut: a start adds a weight, and a stop subtracts it.
         claimants = np.repeat(np.concatenate((weights, -weights)), lengths * 2)[order]
         np.cumsum(claimants, out=claimants)
         sizes = np.diff(cuts, append=cuts[-1:])
@@ -288,7 +298,7 @@ class Sweep:
         return Intervals(periods, cuts[picked], sizes[picked], combinations, combination)
 
     def _regions_of(self, table: Intervals, least: int) -> Iterator[Region]:
-        """Group the intervals of a period by owners. An owner may cover an interval with any of its byte sets."""
+        """Yield one region for each group of owners. An owner may cover an interval with any of its byte sets."""
         positions: dict[tuple[int, ...], list[int]] = {}  # owners -> the combinations that belong to them
         for position, sets in enumerate(table.combinations):
             owners = tuple(sorted({self.owner_of[number] for number in sets}))
@@ -318,7 +328,7 @@ class Sweep:
 
 
 def _joined(a: Region, b: Region) -> Region:
-    """Return one region for two with the same members."""
+    """Join two regions with the same members."""
     elements = tuple(n + m for n, m in zip(a.elements, b.elements, strict=True))
     return Region(a.members, a.bytes + b.bytes, min(a.first, b.first), elements)
 
@@ -330,7 +340,7 @@ def _num_listed(byte_set: ByteSet) -> int:
 
 
 def _list_ranges(byte_set: ByteSet) -> ByteSet:
-    """Return a byte set of few ranges as single ranges, and any other byte set as it is."""
+    """If a byte set has few ranges, return one pattern per range. Otherwise return the byte set unchanged."""
     if _num_listed(byte_set) == len(byte_set):
         return byte_set
     ranges = (
@@ -345,8 +355,8 @@ def _list_ranges(byte_set: ByteSet) -> ByteSet:
 def touched_elements(starts: np.ndarray, sizes: np.ndarray, itemsize: int, groups: np.ndarray) -> list[int]:
     """Count the elements of ``itemsize`` bytes that the intervals of each group touch.
 
-    An interval touches the elements from the one with its first byte to the one with its last byte. If the interval
-    before it in the group ends in the same element, this element was counted already.
+    An interval touches the element of its first byte, the element of its last byte, and all elements between the two.
+    If the previous interval of the group ends in the same element, this element is not counted again.
 
     Args:
         starts, sizes: intervals, ascending in each group: int64, shape (intervals,).
@@ -355,15 +365,15 @@ def touched_elements(starts: np.ndarray, sizes: np.ndarray, itemsize: int, group
     first, last = starts // itemsize, (starts + sizes - 1) // itemsize
     count = last - first + 1
     count[1:] -= first[1:] == last[:-1]
-    count[groups[1:]] += first[groups[1:]] == last[groups[1:] - 1]  # the interval before is in another group
+    count[groups[1:]] += first[groups[1:]] == last[groups[1:] - 1]  # the previous interval is in another group
     return np.add.reduceat(count, groups).tolist()
 
 
 def covering_masks(set_of_cut: np.ndarray, count: int, picked: np.ndarray) -> np.ndarray:
     """Return a bit mask for each picked interval: bit n is 1 if byte set n covers the interval.
 
-    At each cut one byte set begins or ends, so its bit changes. The exclusive or of all changes up to a cut tells
-    which sets cover the interval after the cut. Example: cuts of the sets 0, 1, 0, 1 give masks 01, 11, 10, 00.
+    At each cut, one byte set begins or ends, so its bit changes. The exclusive or of all changes up to a cut gives the
+    mask of the interval after the cut. Example: cuts of the sets 0, 1, 0, 1 give the masks 01, 11, 10, 00.
 
     Args:
         set_of_cut: number of the byte set that begins or ends at each cut: int64, shape (cuts,).
@@ -382,9 +392,10 @@ def covering_masks(set_of_cut: np.ndarray, count: int, picked: np.ndarray) -> np
 
 
 def distinct_rows(words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the distinct rows of a table of integers, and for each row its position among them.
+    """Return the different rows of a table of integers, and for each row of the table its position among these rows.
 
-    Rows are numbered column by column: two rows get one number if the columns up to this one are equal.
+    The function gives numbers to the rows, and improves these numbers column by column. After each column, two rows
+    have equal numbers only if they are equal in all columns up to here.
     """
     number = None
     for column in words.T:

@@ -26,7 +26,7 @@ from kvviz.audit.views_schema import MAX_FILE_BYTES
 FORMAT, VERSION = "kvviz-transfer", 1
 
 MAX_HELD = 1 << 20
-"""Numbers that a rank may hold along one axis."""
+"""A rank may hold at most this many numbers along one axis."""
 
 
 def read_transfer(path: str | os.PathLike, sender: Sequence[View], receiver: Sequence[View]) -> Transfer:

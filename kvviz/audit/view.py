@@ -13,14 +13,14 @@ from kvviz.audit.arguments import is_integer, plain
 from kvviz.audit.packed import packed_axis
 
 MAX_ELEMENTS = 1 << 26
-"""Elements whose addresses may be listed one by one. 64 million addresses take 512 MiB."""
+"""Largest number of elements whose addresses are listed one by one. 64 million addresses take 512 MiB."""
 
 MAX_ADDRESS = 1 << 62
-"""Limit of addresses in bytes. Below it, sums of two addresses are exact in 64 bits."""
+"""Limit of addresses in bytes. The sum of two smaller addresses fits in 64 bits."""
 
 
 ADDRESS_MODULUS = 1 << 21
-"""Writers give the address of a storage modulo 2 MiB. The largest boundary in use is a page of 2 MiB."""
+"""The address of a storage is kept modulo this number: 2 MiB, the largest boundary in use (a huge page)."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class Storage:
     Two storages are equal if their names and sizes are equal.
 
     Args:
-        address: the remainder of the first byte's address, divided by ``address_modulus``; None if it is not known.
-            Alignment depends on it. The address itself is not stored.
+        address: the address of the first byte modulo ``address_modulus``, or None if the address is not known. Only
+            checks of alignment need it.
         address_modulus: a power of two.
 
     Raises:
@@ -59,24 +59,24 @@ class Storage:
             )
 
     def address_modulo(self, boundary: int) -> int | None:
-        """Return the address of the first byte modulo ``boundary``, or None if it is not known."""
+        """Return the address of the first byte modulo ``boundary``. If the address is not known, return None."""
         known = self.address is not None and self.address_modulus % boundary == 0
         return self.address % boundary if known else None
 
 
 @dataclass(frozen=True)
 class View:
-    """A strided view: element ``index`` has ``itemsize`` bytes; ``start_of(index)`` is the first of these bytes.
+    """A strided view. Each element has ``itemsize`` bytes. The first byte of an element is ``start_of(index)``.
 
     Args:
         name: a name for people, for example ``layer 3 K scale``.
         storage: the allocation in which the view lies.
-        shape, stride: one integer per axis; strides in elements. Lists and numpy integers are converted.
+        shape, stride: one integer per axis. Strides count elements. Lists and numpy integers are converted.
         offset: storage offset of element (0, ..., 0), in elements.
         itemsize: bytes of one element.
-        axes: a name for each axis, for example ``("block", "token", "head")``; may be empty.
+        axes: a name for each axis, for example ``("block", "token", "head")``. It may be empty.
         role: the purpose of the view: ``data``, ``scale`` or any other word.
-        values: values that one element stores: 2 for int4, 32 for q8_0. See :mod:`kvviz.audit.packed`.
+        values: number of values that one element stores: 2 for int4, 32 for q8_0. See :mod:`kvviz.audit.packed`.
         read_only: True if the program only reads through this view. Readers may share bytes with each other.
 
     Raises:
@@ -159,8 +159,10 @@ class View:
 
     @cached_property
     def nested(self) -> bool:
-        """Return True if each stride is larger than any offset that the axes with smaller strides can give. Then no
-        two elements overlap."""
+        """Return True if each stride is larger than the reach of all axes with smaller strides together.
+
+        Then no two elements overlap.
+        """
         reach = 1
         for step, size in sorted((abs(step), n) for step, n in zip(self.stride, self.shape, strict=True) if n > 1):
             if step < reach:
@@ -170,7 +172,7 @@ class View:
 
     @cached_property
     def starts(self) -> np.ndarray:
-        """Return the byte offset of the first byte of each element: int64, in the view's shape, read-only.
+        """Return the byte offset of the first byte of each element: a read-only int64 array in the shape of the view.
 
         Raises:
             ValueError: the view has more than :data:`MAX_ELEMENTS` elements.
@@ -178,7 +180,7 @@ class View:
         return self.list_starts()
 
     def list_starts(self) -> np.ndarray:
-        """Return :attr:`starts` without keeping them in memory."""
+        """Return the same array as :attr:`starts`, but do not keep it in memory."""
         if self.num_elements > MAX_ELEMENTS:
             raise ValueError(f"{self.name}: {self.num_elements} elements are too many to list (at most {MAX_ELEMENTS})")
         starts = np.full(self.shape, self.offset * self.itemsize, np.int64)
@@ -198,7 +200,7 @@ class View:
         return self.bytes_of(self.starts).ravel()
 
     def index(self, element: int) -> tuple[int, ...]:
-        """Return the index of an element from its flat number; the last axis counts fastest."""
+        """Return the index of an element from its flat number. The last axis changes fastest."""
         return tuple(int(i) for i in np.unravel_index(element, self.shape)) if self.shape else ()
 
     def where(self, index: tuple[int, ...]) -> str:

@@ -9,10 +9,9 @@ Example::
                 "offset": 16, "axes": ["block"], "role": "scale"}],
      "claims": [{"kind": "disjoint", "views": ["K data", "K scale"]}]}
 
-``views_file.schema.json`` beside this module is the JSON Schema of the format: every field, its type and its limits.
-This module reads files by the same schema, so a new field of a view needs a line in the schema and a field of
-:class:`~kvviz.audit.view.View`.
-The ``kind`` of a claim names a class of ``kvviz.audit.claims``: ``belongs_at`` is ``BelongsAt``.
+``views_file.schema.json`` in this folder is the JSON Schema of the format: every field, its type and its limits. This
+module checks files with this schema. The ``kind`` of a claim stands for a class of ``kvviz.audit.claims``. Example:
+``belongs_at`` stands for ``BelongsAt``.
 
 A file holds geometry only, and no data of any tensor. Reading a file needs neither torch nor a GPU.
 """
@@ -51,10 +50,10 @@ DTYPES = {
 """
 
 CLAIMS: dict[str, type] = {re.sub(r"(?<!^)(?=[A-Z])", "_", claim.__name__).lower(): claim for claim in get_args(Claim)}
-"""The class of each kind of claim: ``belongs_at`` is ``BelongsAt``."""
+"""The class of each kind of claim. Example: ``belongs_at`` stands for ``BelongsAt``."""
 
 KEPT_WORDS = frozenset(("k", "v", "kv", "key", "value", "data", "scale", "scales", "cache", "half", "(rightful)"))
-"""Last words of a view's name that :func:`anonymous` keeps, because they say what the view is and not whose it is."""
+"""Words at the end of a view's name that :func:`anonymous` keeps. They say nothing about the owner of the file."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ class ViewsFile:
     def of(cls, views: Sequence[View], claims: Sequence[Claim] = ()) -> "ViewsFile":
         """Return a views file of views and claims.
 
-        A claim in a file can only name views. So a rightful map that is not among ``views`` becomes one more view.
+        A claim in a file can only name views. So if a claim has a View that is not among ``views``, this View is added.
         """
         found, named = list(views), []
         for claim in claims:
@@ -83,10 +82,10 @@ class ViewsFile:
         return cls(tuple(dict.fromkeys(view.storage for view in found)), tuple(found), tuple(named))
 
     def audit(self) -> Audit:
-        """Return the audit of the file. If the file claims nothing, a note says how little was checked.
+        """Return the audit of the file. If the file has no claims, a note says what was not checked.
 
         Raises:
-            ValueError: a claim does not fit its views, or the geometry is too much work.
+            ValueError: a claim does not fit its views, or too many elements overlap.
         """
         try:
             result = audit_views(self.views, self.claims)
@@ -94,7 +93,7 @@ class ViewsFile:
             raise ValueError("the geometry is too large for an audit: too many elements overlap") from error
         if self.claims:
             return result
-        note = "the file claims nothing: each view was checked against its storage and itself, not against other views"
+        note = "the file has no claims: each view was checked against its storage and itself, not against other views"
         return replace(result, notes=(*result.notes, note))
 
 
@@ -102,8 +101,8 @@ def read(path: str | os.PathLike) -> ViewsFile:
     """Read a views file.
 
     Raises:
-        ViewsFileError: the file has more than :data:`MAX_FILE_BYTES` (then it is not read), or breaks the format.
-        OSError: the file cannot be opened, or it is a folder or a named pipe. A named pipe could wait for ever.
+        ViewsFileError: the file has more than :data:`MAX_FILE_BYTES` bytes, or breaks the format.
+        OSError: the file cannot be opened, or the path is a folder or a named pipe. A named pipe could wait forever.
     """
     _check_regular(Path(path))
     with Path(path).open("rb") as file:
@@ -122,8 +121,8 @@ def read(path: str | os.PathLike) -> ViewsFile:
 
 
 def _check_regular(path: Path) -> None:
-    """Raise an OSError if a path leads to a folder or a named pipe. ``/dev/stdin`` and ``/dev/fd/63`` may be pipes."""
-    mode = path.stat().st_mode if path.exists() else stat.S_IFREG  # opening the file gives the error then
+    """Raise an OSError if a path is a folder or a named pipe. ``/dev/stdin`` and ``/dev/fd/63`` may be pipes."""
+    mode = path.stat().st_mode if path.exists() else stat.S_IFREG  # if there is no file, the caller's open() raises
     if stat.S_ISDIR(mode):
         raise OSError(f"{path} is a folder: give the path of a views file")
     opened = path.parent == Path("/dev/fd") or path in (Path("/dev/stdin"), Path("/proc/self/fd/0"))
@@ -132,7 +131,7 @@ def _check_regular(path: Path) -> None:
 
 
 def load(text: str) -> ViewsFile:
-    """Return the views file that a text holds.
+    """Parse the text of a views file.
 
     Raises:
         ViewsFileError: the text breaks the format.
@@ -153,7 +152,7 @@ def load(text: str) -> ViewsFile:
 
 
 def _storage(record: dict, path: str) -> Storage:
-    """Return the storage of a record, and check what a schema cannot: the address and the modulus."""
+    """Return the storage of a record. Check the address and the modulus, because the schema cannot check them."""
     try:
         return Storage(**record)
     except ValueError as error:
@@ -162,7 +161,7 @@ def _storage(record: dict, path: str) -> Storage:
 
 
 def _view(record: dict, path: str, storages: Mapping[str, Storage]) -> View:
-    """Return the view of a record, and check what a schema cannot: lengths, the storage's name and the reach."""
+    """Return the view of a record. Check what the schema cannot check, for example the length of the stride."""
     if record["storage"] not in storages:
         raise ViewsFileError(f"{path}.storage: no storage is named {shown(record['storage'])}")
     axes = len(record["shape"])
@@ -203,7 +202,7 @@ _KIND_OF = {claim: kind for kind, claim in CLAIMS.items()}
 
 
 def _named_views(claim: Claim) -> dict[str, tuple[str, ...]]:
-    """Return the fields of a claim that name views, and these names. The schema says which fields do."""
+    """Return ``{field: names of views}`` for each field of a claim that holds names of views."""
     rules = SCHEMA["$defs"][_KIND_OF[type(claim)]]["properties"]
     found = {}
     for field, rule in rules.items():
@@ -266,11 +265,12 @@ def _claim_record(claim: Claim) -> dict:
 
 
 def anonymous(file: ViewsFile) -> ViewsFile:
-    """Return the same file without the names of its owner. Claims name the renamed views.
+    """Replace all names in a file, so that the names say nothing about the owner of the file.
 
-    The last words of a view's name stay if they are in :data:`KEPT_WORDS`, for example ``K scale``. The words before
-    them count as the name of a layer, and become ``layer 0``, ``layer 1``, ... in order of appearance. Storages become
-    ``storage 0``, ... and id spaces become ``ids 0``, ... Roles and axes stay.
+    If the last words of a view's name are in :data:`KEPT_WORDS`, they stay, for example ``K scale``. The words before
+    them count as the name of a layer. They become ``layer 0``, ``layer 1`` and so on, in order of appearance. Storages
+    become ``storage 0``, ``storage 1`` and so on. The name of a claim "maps" becomes ``ids`` and a number. Roles and
+    axes stay.
     """
     layers: dict[str, int] = {}
     renamed = {view.name: _layer_name(view.name, layers) for view in file.views}
@@ -304,10 +304,10 @@ def _renamed(claim: Claim, number: int, renamed: Mapping[str, str]) -> Claim:
 
 
 def findings_json(result: Audit, diagnoses: Sequence[Diagnosis] = (), empty: bool = False) -> str:
-    """Return an audit as JSON: the fields of the findings and of the diagnoses by their own names.
+    """Return an audit as JSON. The fields have the names of the attributes of ``Finding`` and ``Diagnosis``.
 
     In a diagnosis, ``findings`` holds positions in the list of all findings, counted from 0. ``repaired`` holds views
-    as in a views file, and their storages.
+    and their storages, in the form of a views file.
 
     Args:
         empty: True if the file has no views. Then ``clean`` is false, because nothing was audited.

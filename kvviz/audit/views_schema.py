@@ -1,7 +1,7 @@
 """Parses the JSON of a views file, and checks it against ``views_file.schema.json``.
 
-It is written by hand: a schema library would add dependencies, and would not report a field that is given twice, limit
-the work before parsing, or name the wrong value in one plain sentence.
+A schema library would add dependencies. Also, it would not report a field that is given twice, would not limit the work
+of parsing, and would not write one plain sentence about the wrong value.
 """
 
 import json
@@ -13,20 +13,20 @@ SCHEMA: dict = json.loads(files("kvviz.audit").joinpath("views_file.schema.json"
 """The JSON Schema of a views file."""
 
 MAX_FILE_BYTES = 16 << 20
-"""Bytes of the largest file that is read."""
+"""Largest size of a views file in bytes."""
 
 MAX_VALUES = 500_000
-"""Commas, colons and brackets that are parsed. An empty list takes 3 bytes of a file and 64 bytes of memory."""
+"""Largest number of commas, colons and brackets. An empty list takes 3 bytes of a file, but 64 bytes of memory."""
 
 MAX_DIGITS = 100
-"""Digits of a number that is parsed. The time to parse a number grows with the square of its digits."""
+"""Largest number of digits of a number. With twice the digits, parsing a number takes four times as long."""
 
 MAX_SHOWN = 48
-"""Characters of a wrong value that an error message repeats."""
+"""An error message repeats at most this many characters of a wrong value."""
 
 
 class ViewsFileError(ValueError):
-    """A views file is unusable. The message is one sentence that begins with the place: ``views[3].stride: ...``."""
+    """A views file cannot be used. The message begins with the place in the file, for example ``views[3].stride: ``."""
 
 
 def parsed(text: str) -> dict:
@@ -72,7 +72,7 @@ def _parsed_int(digits: str) -> int:
 
 
 def shown(value: Any) -> str:
-    """Return a value for an error message: short, and without control characters that a terminal would obey."""
+    """Return a value as short text for an error message. Control characters are replaced, to protect the terminal."""
     if isinstance(value, list | dict | _Twice):
         return "a list" if isinstance(value, list) else "an object"
     if value is None or isinstance(value, bool):
@@ -94,7 +94,7 @@ _TYPES = {
 
 
 def _check(value: Any, rule: dict, path: str) -> None:
-    """Raise a ViewsFileError if a value breaks a rule of the schema. The rules are those that the schema uses.
+    """Raise a ViewsFileError if a value breaks a rule of the schema. Only rules that the schema uses are supported.
 
     Args:
         path: the place of the value, for example ``views[3].stride``. It is empty for the whole file.
@@ -124,7 +124,7 @@ def _resolved(rule: dict) -> dict:
 
 
 def _alternative(value: Any, rule: dict, path: str) -> dict:
-    """Return the rule of ``oneOf`` that fits the value's type; for claims, the rule for the value's kind."""
+    """Return the rule of ``oneOf`` that fits the type of the value. For a claim, return the rule for its kind."""
     rules = [_resolved(one) for one in rule["oneOf"]]
     fitting = [one for one in rules if type(value) is _TYPES[one["type"]][0]] or rules[-1:]
     if len(fitting) == 1 or not isinstance(value, dict):

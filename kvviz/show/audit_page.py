@@ -1,6 +1,7 @@
 """Renders an audit as one HTML page: the verdict, then cause, picture, repair and proof of each mistake.
 
-All findings follow, folded. The page needs no network, and works without JavaScript. Whatever is cut is counted.
+At the end is a folded list of all findings. The page needs no network, and works without JavaScript. If the page leaves
+something out, it says how much.
 """
 
 from collections import Counter
@@ -22,10 +23,10 @@ from kvviz.show.place_picture import STYLE, picture
 from kvviz.show.place_window import place_window
 
 MOST_CAUSES, MOST_FINDINGS, MOST_NAMES, MOST_OTHERS = 8, 400, 400, 4
-"""Causes with a section, findings in the list, names in a list of views, and other causes that fit the same numbers."""
+"""The page shows at most this many causes, findings, names of views, and lines of a repair."""
 
 MOST_TEXT = 2_000
-"""Letters of one finding, repair or note. A page may hold many of them."""
+"""Largest number of letters of one finding, repair or note."""
 
 
 def render_html(
@@ -39,10 +40,10 @@ def render_html(
     """Return the page for an audit of ``views`` and ``claims``. The same audit gives the same page.
 
     Args:
-        diagnoses: what ``diagnose`` returned for this audit. None: the audit is diagnosed here. Empty: the page has no
-            causes.
-        lessons: addresses of the lessons, by the number of the notebook: ``{"04": "reports/04_root_cause.html"}``. A
-            lesson without an address is named without a link.
+        diagnoses: the result of ``diagnose`` for this audit. If it is None, this function calls ``diagnose``. If it is
+            empty, the page has no causes.
+        lessons: addresses of the lessons, by the number of the notebook: ``{"04": "reports/04_root_cause.html"}``. If a
+            lesson has no address, the page has its name but no link.
     """
     diagnoses = diagnose(views, claims, result) if diagnoses is None else diagnoses
     with limited():
@@ -57,7 +58,7 @@ def _page(
     diagnoses: Sequence[Diagnosis],
     lessons: Mapping[str, str],
 ) -> str:
-    """Return the page. A picture that would exceed the limit of work that holds is left out, and the page says so."""
+    """Return the page. If a picture would exceed the work limit, the page has a sentence instead of this picture."""
     name = clipped(f"kvviz audit{': ' + title if title else ''}")
     shown = diagnoses or _undiagnosed(result, views)
     repaired = {view.name: view for one in diagnoses for view in one.repaired}
@@ -80,7 +81,7 @@ def _page(
 
 
 def _undiagnosed(result: Audit, views: Sequence[View]) -> list[Diagnosis]:
-    """Return one diagnosis that holds all findings and says that they were not diagnosed; none for a clean audit."""
+    """Return one diagnosis with all findings, and without a cause. If there are no findings, return no diagnosis."""
     if not result.findings:
         return []
     effect = effect_words(result.findings, {view.name: view for view in views})
@@ -112,7 +113,7 @@ def _figure(one: Diagnosis, views: Sequence[View], claims: Sequence[Claim], repa
 
 
 def _section(number: int, one: Diagnosis, figure: str, proof: str, lessons: Mapping[str, str]) -> str:
-    """Return one diagnosis. ``number`` is 0 if there is only one."""
+    """Return the section of one diagnosis. If there is only one diagnosis, ``number`` is 0."""
     cause = CAUSES.get(one.cause)
     meaning = cause.meaning if cause else one.text
     lines = [
@@ -149,7 +150,7 @@ def _paragraphs(lines: Sequence[str]) -> str:
 
 
 def _cut(text: str, most: int) -> str:
-    """Return a text of several lines, cut after ``most`` letters. The cut is said in the text."""
+    """Return a text of several lines. If it has more than ``most`` letters, cut it, and say how many are left out."""
     return text if len(text) <= most else f"{text[:most]}\n# {len(text) - most:,} more letters: see the option --json"
 
 
@@ -157,7 +158,7 @@ def _others(others: Sequence[str]) -> str:
     if not others:
         return ""
     items = "".join(f"<li>{escape(clipped(other, MOST_TEXT))}</li>" for other in others)
-    return f"<p>Another cause fits the same numbers. What tells it apart:</p>\n<ul>{items}</ul>"
+    return f"<p>Another cause fits the same numbers. How to find the right cause:</p>\n<ul>{items}</ul>"
 
 
 def _lesson(number: str, like: str, lessons: Mapping[str, str]) -> str:
@@ -196,7 +197,7 @@ def _findings(findings: Sequence[Finding]) -> str:
 
 
 def _judged(result: Audit, views: Sequence[View], claims: Sequence[Claim]) -> str:
-    """Return what was judged: how many views and claims, each check, and the notes."""
+    """Return the section about what was judged: numbers of views and claims, all checks, and the notes."""
     storages = len({view.storage for view in views})
     what = f"{counted(len(views), 'view')} in {counted(storages, 'storage')}, {counted(len(claims), 'claim')}."
     notes = f"<h3>Notes</h3>\n{_listed(result.notes)}" if result.notes else ""
@@ -209,5 +210,5 @@ def _listed(lines: Sequence[str]) -> str:
 
 
 def _more(number: int, what: str) -> str:
-    """Return the sentence for what a page leaves out; empty if it leaves out nothing."""
+    """Return the sentence that says how much a page leaves out. If ``number`` is not positive, return ""."""
     return f"<p>{counted(number, what)}: <code>kvviz audit -v</code> prints all.</p>" if number > 0 else ""

@@ -1,7 +1,7 @@
-"""Folded cards for the cases of the case book: what a report says, and what the audit says about its geometry.
+"""Shows the cases of the case book as cards that a reader can open and close.
 
 A closed card is one line: the name of the case and its diagnosis. An open card has the symptom, the picture of the
-mistake, the repair and the verdict of the report.
+mistake, the repair, and the verdict of the public report.
 """
 
 import json
@@ -45,19 +45,19 @@ class Card:
 
     @cached_property
     def diagnoses(self) -> tuple[Diagnosis, ...]:
-        """What ``diagnose`` says about the case."""
+        """The diagnoses of the case."""
         return diagnose(self.file.views, self.file.claims, self.result)
 
     @property
     def headline(self) -> str:
-        """The diagnosis in one line: the meaning of each cause, or that the layout is clean."""
+        """The diagnosis in one line: the meaning of each cause, or ``Clean: every claim holds.``."""
         causes = " ".join(CAUSES[one.cause].meaning for one in self.diagnoses)
         clean = "Clean, with a warning." if self.result.findings else "Clean: every claim holds."
         return " ".join(filter(None, (clean if self.result.clean else "", causes)))
 
     @property
     def lines(self) -> list[tuple[str, str]]:
-        """What the card says: labels and texts."""
+        """The labels and the texts of the card."""
         case = self.case
         said = [("Report", f"{case['repo']}#{case['number']}, kind {case['kind']}. {case['symptom']}")]
         said += [("What happened", case["mechanism"])]
@@ -84,10 +84,10 @@ class Card:
 
 @dataclass(frozen=True)
 class CaseCards:
-    """Cards of several cases, as the value of a notebook cell. Cases of one group are folded together.
+    """Cards of several cases, for the output of a notebook cell. A group of cards can be opened and closed.
 
     Attributes:
-        groups: cards by the title of their group. One group with an empty title shows its cards without a group.
+        groups: ``{title of the group: cards}``. If a title is empty, its cards are shown without a group.
     """
 
     groups: Mapping[str, tuple[Card, ...]]

@@ -1,6 +1,6 @@
-"""Draws a :class:`~kvviz.show.place_window.PlaceWindow` as one SVG picture, with a key and a twin in plain text.
+"""Draws a :class:`~kvviz.show.place_window.PlaceWindow` as one SVG picture with a key, and as plain text.
 
-The picture needs no script and no ids. :data:`STYLE` gives its colours, light or dark.
+The picture works without scripts. The style sheet :data:`STYLE` has its light and dark colours.
 """
 
 from collections import Counter
@@ -15,19 +15,19 @@ from kvviz.show.live_map import clipped
 from kvviz.show.place_window import OUTSIDE, PlaceWindow, Row, Span
 
 WIDTH, LEFT, RIGHT = 400, 62, 396
-"""Width of the picture, and first and last x of the bytes, in its own units. A phone shows one unit as 0.9 pixels."""
+"""Width of the picture, and smallest and largest x of the bytes. A phone shows one of these units as 0.9 pixels."""
 
 LANE, GAP, LINE, BETWEEN = 22, 3, 15, 26
-"""Heights: a lane, the gap between two lanes, a line of text, and the free space between two rows."""
+"""Heights: a bar, the gap between two bars, a line of text, and the free space between two rows."""
 
 LETTER_WIDTH = 6.6
-"""Width of a letter, used to choose a text that fits on its bytes."""
+"""Width of a letter. It is used to choose a text that fits on a bar."""
 
 STYLE = files("kvviz.show").joinpath("assets", "place_picture.css").read_text(encoding="utf-8")
 """The style of all pictures of a page."""
 
 MOST_NAMES = 3
-"""Names that the key lists for bytes of several views. The key counts the others."""
+"""For bytes of several views, the key lists at most this many names, and the number of the other names."""
 
 HATCH_STEP = 6
 """Distance between two lines of a hatch, in units of the picture."""
@@ -40,15 +40,15 @@ FILLS = {
     OUTSIDE: "none",
 }
 
-SHARED = ("contested", "shared by several views that must not share it")
+SHARED = ("contested", "used by several views that must not share bytes")
 FOREIGN = {
     "used by": ("misplaced", "used by an element that does not belong here"),
     "taken by": ("misplaced", "taken, but of another block"),
 }
-"""Entries of the key for hatched bytes: the state, and its meaning. The second one depends on the picture."""
+"""Entries of the key for hatched bytes: the state, and its meaning. The entry FOREIGN depends on the picture."""
 
 NOBODY = {"unowned": "nobody", "unreached": "nobody", OUTSIDE: "outside the storage"}
-"""What is written on bytes without a view."""
+"""Text on bytes without a view, by their state."""
 
 
 def picture(window: PlaceWindow, alone: bool) -> str:
@@ -91,9 +91,9 @@ def as_text(window: PlaceWindow) -> str:
 
 
 def _letters(window: PlaceWindow) -> dict[tuple[str, ...], str]:
-    """Return what is written on the bytes of each view or group of views: ``A`` for a view, ``80 views`` for a group.
+    """Return the text on the bytes of each view or group of views: ``A`` for a view, ``80 views`` for a group.
 
-    A second group with as many views is ``80 views b``.
+    If a second group also has 80 views, its text is ``80 views b``.
     """
     found: dict[tuple[str, ...], str] = {}
     groups: Counter = Counter()
@@ -112,7 +112,7 @@ def _letters(window: PlaceWindow) -> dict[tuple[str, ...], str]:
 
 
 def _key(letters: dict[tuple[str, ...], str]) -> list[tuple[str, str]]:
-    """Return the label and the names of each view or group. Of a group, some views are named and the rest counted."""
+    """Return the label and the names of each view or group. A long list of names is cut, and says how many are left."""
     entries = []
     for names, label in letters.items():
         shown, left = ", ".join(map(clipped, names[:MOST_NAMES])), len(names) - MOST_NAMES
@@ -194,7 +194,7 @@ def _hatch(state: str, left: float, right: float, top: float, height: float) -> 
 
 
 def _free(row: Row, span: Span) -> tuple[float, float]:
-    """Return the widest part of a bar that no frame of a mark crosses."""
+    """Return the widest part of a bar without the frame of a mark: its smallest x and its largest x."""
     edges = {edge for mark in row.marks for edge in (mark.start, mark.stop) if span.start < edge < span.stop}
     cuts = [_x(row, byte) for byte in sorted({span.start, span.stop} | edges)]
     return max(zip(cuts, cuts[1:], strict=False), key=lambda part: part[1] - part[0])
@@ -206,7 +206,7 @@ def _hue(span: Span, letters: dict) -> int:
 
 
 def _labels(row: Row, y: float, columns: bool) -> list[str]:
-    """Return the texts of the marks: one line for each mark, or beside the arrow."""
+    """Return the texts of the marks, one line per mark. If ``columns`` is True, a text is centred under its mark."""
     lines = []
     for number, mark in enumerate(row.marks):
         middle = (_x(row, mark.start) + _x(row, min(mark.stop, row.stop))) / 2

@@ -1,10 +1,9 @@
-"""The few bytes that show one mistake: where an element lies, and where it belongs.
+"""Chooses the few bytes that show one mistake: where an element lies, and where it belongs.
 
-Example: a scale lies at byte 128 and belongs at byte 33,920. The window has two rows of 32 bytes, one around each
-place, and says how many bytes between the rows are left out. For each byte a row says to whom it belongs and who uses
-it.
+Example: a scale lies at byte 128 and belongs at byte 33,920. The window has two rows of 32 bytes: one row around byte
+128, and one row around byte 33,920. A row says for each byte which view owns it, and which view uses it.
 
-:func:`place_window` makes the record. :mod:`kvviz.show.place_picture` draws it.
+:func:`place_window` makes the window as a record. :mod:`kvviz.show.place_picture` draws the window.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,13 +19,13 @@ from kvviz.show.byte_map import ByteMap, ByteRange, Part, byte_map
 from kvviz.show.nearby import MOST_ELEMENTS, map_of_window
 
 ROW_BYTES, BEFORE, GRID = 32, 12, 8
-"""Bytes of a row, bytes of a row before its place, and the number of which a row's first byte is a multiple."""
+"""Bytes of a row; bytes that a row shows before its place; the first byte of a row is a multiple of the last number."""
 
 NEAR_BYTES = 40
-"""If two places together reach over at most this many bytes, one row shows both."""
+"""If this many bytes are enough to show two places, one row shows both."""
 
 OUTSIDE = "outside"
-"""State of bytes behind the end of a storage or before its start."""
+"""State of bytes before the start of a storage or after its end."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ class Span:
     """Bytes ``[start, stop)`` of a row that the same views own or use.
 
     Attributes:
-        names: the names of these views, for an extent with the block; empty if there is none.
+        names: the names of these views; empty if there are none. A name of an extent also has the block.
         role: the role of the first of these views.
         state: one of :data:`kvviz.show.states.STATES`, or :data:`OUTSIDE`.
     """
@@ -60,8 +59,8 @@ class Row:
     """Bytes ``[start, stop)`` of one storage.
 
     Attributes:
-        owners: to whom the bytes belong; empty if no claim and no repair says it.
-        users: who reads or writes them.
+        owners: the views that own the bytes. It is empty if no claim and no repair says which views do.
+        users: the views that read or write the bytes.
         marks: the places that the picture is about.
     """
 
@@ -79,7 +78,7 @@ class PlaceWindow:
 
     Attributes:
         finding: the finding whose first place the window shows.
-        used: what the views of the lower half of a row do: ``used by`` or ``taken by``.
+        used: the label of the users of a row: ``used by`` or ``taken by``.
         arrow: True if the marks are two places of one element: where it belongs, and where it lies.
     """
 
@@ -90,7 +89,7 @@ class PlaceWindow:
 
     @property
     def left_out(self) -> int:
-        """Return the number of bytes between two rows of one storage; 0 if there is one row, or a second storage."""
+        """Return the number of bytes between two rows of one storage. In any other case, return 0."""
         first, *others = self.rows
         return sum(row.start - first.stop for row in others if row.storage == first.storage)
 
@@ -98,10 +97,10 @@ class PlaceWindow:
 def place_window(
     diagnosis: Diagnosis, views: Sequence[View], claims: Sequence[Claim], repaired: Mapping[str, View]
 ) -> PlaceWindow | None:
-    """Return the smallest window that shows the first place of a diagnosis, or None if no finding has a place.
+    """Return the smallest window that shows the first place of a diagnosis. If no finding has a place, return None.
 
     Args:
-        views, claims: what was audited.
+        views, claims: the views and claims of the audit.
         repaired: the repaired views of all diagnoses, by name.
 
     Raises:
@@ -151,7 +150,7 @@ def _mark(place: Place, text: str) -> Mark:
 
 
 def _cut(places: Sequence[tuple[Storage, Mark]]) -> list[tuple[Storage, int, int, list[Mark]]]:
-    """Return the rows that show the marks: storage, first byte, byte after the last one, and marks of each row."""
+    """Return the rows that show the marks. For each row: storage, first byte, stop byte, and marks."""
     ordered = sorted(places, key=lambda one: (one[0].name, one[1].start))
     marks = [mark for _, mark in ordered]
     ends = [min(mark.stop, mark.start + ROW_BYTES - BEFORE - GRID) for mark in marks]
@@ -189,14 +188,14 @@ def _row(
 
 
 def _with_outside(spans: Sequence[Span], storage: Storage, start: int, stop: int) -> tuple[Span, ...]:
-    """Return spans, and spans of state :data:`OUTSIDE` for bytes before and behind the storage."""
+    """Add spans of the state :data:`OUTSIDE` for bytes before the start of the storage and after its end."""
     before = [Span(start, min(stop, 0), (), OUTSIDE)] if start < 0 else []
     behind = [Span(max(start, storage.nbytes), stop, (), OUTSIDE)] if stop > storage.nbytes else []
     return (*before, *spans, *behind)
 
 
 def _overlay(finding: Finding, claims: Sequence[Claim]) -> dict[str, int]:
-    """Return the views that may share bytes of equal ids, and the blocks per id, if the finding is about such views."""
+    """Return ``{view: blocks per id}`` of the claim Overlay about the views of a finding. Without such a claim: {}."""
     for claim in claims:
         if isinstance(claim, Overlay) and {*finding.views} <= {*claim.views}:
             return dict(zip(claim.views, claim.blocks_per_id or [1] * len(claim.views), strict=True))
@@ -206,8 +205,9 @@ def _overlay(finding: Finding, claims: Sequence[Claim]) -> dict[str, int]:
 def _lanes(record: ByteMap, below: ByteMap, overlay: Mapping[str, int]) -> tuple[list[Span], list[Span]]:
     """Return the owners and the users of a map as spans.
 
-    Bytes that no view of the finding uses may be used by another view. Bytes of equal block ids may be shared by the
-    views of ``overlay``.
+    Args:
+        below: a map of other views. It fills bytes that ``record`` leaves empty.
+        overlay: views that may share bytes of blocks with equal ids: ``{view: blocks per id}``.
     """
     owners, users = [], []
     for one in record.ranges:
@@ -222,10 +222,10 @@ def _lanes(record: ByteMap, below: ByteMap, overlay: Mapping[str, int]) -> tuple
 
 
 def _beneath(stretch: ByteRange, below: ByteMap, state: str) -> Iterator[Span]:
-    """Yield the spans of a range that no view of the findings owns or uses. Another view is named if there is one.
+    """Yield spans for a range that no view of the findings uses. If another view uses bytes, its span has its name.
 
     Args:
-        state: the state of bytes without another view.
+        state: the state of bytes that no view uses.
     """
     for one in below.ranges:
         start, stop = max(one.start, stretch.start), min(one.stop, stretch.stop)
@@ -251,9 +251,9 @@ def _merged(spans: Iterable[Span]) -> list[Span]:
 
 
 def _extent_window(finding: Finding, named: Mapping[str, View], claim: Covers) -> PlaceWindow:
-    """Return a row around the first byte that an extent leaves out, or takes although it is of another block.
+    """Return a row around the first byte that an extent leaves out, or that it takes of another block.
 
-    The row shows only what the extents take of one block.
+    The row shows only the bytes that the extents take of one block.
     """
     extents, left_out = [named[name] for name in names_in(claim.extent)], finding.kind == "truncated"
     takers = {extent.name for extent in extents}
@@ -277,7 +277,10 @@ def _extent_window(finding: Finding, named: Mapping[str, View], claim: Covers) -
 
 
 def _entry(extent: View, block: int | None, per_block: int) -> View:
-    """Return the entries of an extent for one block, under a name with their numbers. None: return all entries."""
+    """Return the part of an extent for one block, with the numbers of its entries in the name.
+
+    If ``block`` is None, return the whole extent.
+    """
     if block is None or not extent.shape:
         return extent
     first, axis = block * per_block, extent.axes[0] if extent.axes else "entry"
@@ -288,7 +291,7 @@ def _entry(extent: View, block: int | None, per_block: int) -> View:
 
 
 def _alone(stretch: ByteRange) -> Span:
-    """Return a range as a span of its first view alone."""
+    """Return a span of the first view that uses a range."""
     return _span(stretch, stretch.writers[:1], "right" if stretch.writers else "unowned")
 
 
@@ -297,7 +300,7 @@ def _with_block(part: Part) -> str:
 
 
 def _marked(spans: Sequence[Span], start: int, stop: int, state: str) -> list[Span]:
-    """Return spans that are cut at ``start`` and ``stop``, with a new state between these bytes."""
+    """Cut spans at ``start`` and ``stop``, and give a new state to the parts between these bytes."""
     found = []
     for span in spans:
         cuts = [span.start, *(cut for cut in (start, stop) if span.start < cut < span.stop), span.stop]

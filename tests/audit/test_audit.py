@@ -336,7 +336,7 @@ def test_a_collision_in_words():
         "collision: a, b: 2 elements, 4 bytes of A\n"
         "  first: a [block 1] at bytes [8, 12)\n"
         "  first: b [block 0] at bytes [8, 12)\n"
-        "note: no claim (belongs_at, follows) says where 2 of 2 scale views belong: they may be misplaced\n"
+        'note: no claim "belongs_at" or "follows" says where 2 of 2 scale views belong: they may be misplaced\n'
         "checked: 2 views lie within their storages; 2 views do not overlap themselves; "
         "failed: 2 scale views are not disjoint"
     )

@@ -273,7 +273,7 @@ def test_refusals():
         (replace(rank, interleave=3), "must divide the block size 4, but it is 3"),
         (replace(rank, blocks=(range(9),)), "but it has 8 blocks"),
         (replace(rank, blocks=(range(4), range(4))), "lists block 0 twice"),
-        (replace(rank, blocks=(range(3),)), "for equally many tokens"),
+        (replace(rank, blocks=(range(3),)), "for the same number of tokens"),
     ):
         with pytest.raises(ValueError, match=words):
             compare(Transfer((rank,), (wrong,), piece))

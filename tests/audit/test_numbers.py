@@ -205,7 +205,7 @@ def test_the_stride_of_a_single_index_counts_on_request(step, bytes_):
     view = View("rows", Storage("cache", 4 * 64), (4, 1, 8), (32, step, 1), 0, 2, ("slot", "head", "d"))
     assert not claimed([view], Aligned("rows", 16))
     found = claimed([view], Aligned("rows", 16, strides=True))
-    said = f"head has a stride of {bytes_} bytes, not a multiple of 16; no row shows it, because the axis has a single "
+    said = f"head has a stride of {bytes_} bytes, not a multiple of 16; no row moves, because the axis has only one "
     said += "index"
     assert [(f.kind, f.text) for f in found] == [("unaligned", said)] * bool(bytes_ % 16)
 
@@ -503,7 +503,10 @@ def test_a_table_may_have_holes_and_repeat_ids_but_not_leave_the_view():
     assert audit_views([view], good).clean
     (finding,) = audit_views([view], [Maps("rank 0", "K", 5, table=(0, 12, -1, -2, 11))]).findings
     assert (finding.kind, finding.elements) == ("index_space", 2)
-    assert "2 entries have no place in it: entry 1 of rank 0 is 12 (-1 would be a hole)" in finding.text
+    assert (
+        "2 entries have no place in it: entry 1 of rank 0 is 12 (-1 would mean that the entry has no block)"
+        in finding.text
+    )
     (diagnosis,) = diagnose([view], [Maps("rank 0", "K", 5, table=(0, 12, -1, -2, 11))])
     assert diagnosis.cause == "block_unit" and not diagnosis.proved and "13 ids are used" in diagnosis.text
     assert diagnose([view], [Maps("rank 0", "K", 2, table=(0, -2))])[0].cause == "unknown"

@@ -98,7 +98,7 @@ def test_two_tables_are_compared_piece_by_piece():
         (
             CACHE,
             {"t": [0, 8]},
-            "entry 1 of t is 8, but K has the entries 0 to 7: use the claim maps",
+            'entry 1 of t is 8, but K has the entries 0 to 7: use the claim "maps"',
         ),
         (CACHE, {"t": [-2]}, "entry 0 of t is -2"),
     ],
