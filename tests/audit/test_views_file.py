@@ -132,8 +132,8 @@ def test_the_address_of_a_storage_survives():
 
 
 def test_a_file_without_claims_says_so():
-    assert "claims nothing" in str(load(changed("claims", [])).audit())
-    assert "claims nothing" not in str(load(json.dumps(EXAMPLE)).audit())
+    assert "has no claims" in str(load(changed("claims", [])).audit())
+    assert "has no claims" not in str(load(json.dumps(EXAMPLE)).audit())
 
 
 def test_findings_as_json():
