@@ -138,7 +138,7 @@ class _Statement:
     outcome: str = ""
 
     def after(self, findings: Sequence[Finding]) -> "_Statement":
-        """Return the statement with the outcome of its check, for example ``failed: 1 view does not lie within its storage``."""
+        """Return the statement with the outcome of its check. Then a failed check is not printed as true."""
         if not findings:
             return self
         if all(not finding.judged for finding in findings):
