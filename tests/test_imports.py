@@ -20,7 +20,7 @@ ROOMS = {
     "show": {"audit", "cache"},
     "challenge": {"audit", "cache"},
     "report": set(),
-    "bench": {"audit", "cache", "engine"},
+    "bench": {"audit", "cache", "engine", "trace"},
     "trace": {"audit", "cache", "kernels", "show"},
 }
 """The packages of kvviz ("rooms"), and for each the other rooms that it may import."""

@@ -63,6 +63,7 @@ def test_the_notebooks_are_here():
         "09_the_case_book",
         "10_how_fast_can_a_scale_be_written",
         "11_the_challenge",
+        "12_the_engine_itself",
     ]
 
 

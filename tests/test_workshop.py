@@ -130,6 +130,11 @@ SLIPS = {
         ("return 3", "48 sequences, 8 heads: 3 splits are 1,152 programs, waves: 1, each of 1/3 of the context"),
         ("return FITS // (num_seqs * num_heads) * 4", "64 sequences, 8 heads: 12 is not a number from 1 to 8"),
     ],
+    "12.1": [
+        ("return byte // 13056 % 30, byte // 13056 // 30", "the numbers are exchanged"),
+        ("return byte // 13056 // 64, byte // 13056 % 64", "which comes first in the buffer"),
+        ("return byte // 13056", "is not a pair of numbers"),
+    ],
 }
 """For each exercise, likely mistakes. Each mistake has a part of the message of the check."""
 
@@ -148,6 +153,7 @@ ANSWERS = {
     "09.1": ("Covers(", "64 bytes", "256"),
     "10.1": ("1,107,296,256", "570,425,344", "2 *"),
     "10.2": ("fits", "4 splits", "2 splits"),
+    "12.1": ("% 30", "// 30"),
 }
 """For each exercise, words of the solution that the check must not print."""
 
