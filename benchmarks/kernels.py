@@ -1,8 +1,9 @@
 """Compare the kernels with the speed of a large copy: python benchmarks/kernels.py [--out FILE] [--plot FILE]
 
-The script needs an NVIDIA GPU, and takes about a minute on an H200. It first measures the ceilings in GB/s. These are
-the speeds of a large copy on the device (bytes read plus bytes written), and of a large copy to and from pinned host
-memory. Then it measures these kernels, and compares them with the ceilings of the same run:
+The script needs an NVIDIA GPU, and takes about two minutes on an H200. It first measures the ceilings in GB/s. These are
+the speeds of a large copy on the device (bytes read plus bytes written), of a kernel that only reads, and of a large copy
+to and from pinned host memory. Then it measures these kernels, and compares them with the ceilings of the same run.
+Kernels that write almost nothing are compared with the read ceiling:
 
 * ``write`` quantises and writes 256 to 65,536 tokens. It measures every mode and two layouts (packed NHD, per-layer
   and cross-layer). Blocks have 16 tokens. Slots are random or in order.
@@ -12,7 +13,9 @@ memory. Then it measures these kernels, and compares them with the ceilings of t
 * ``decode attention`` has 64 sequences of 8,192 tokens, 32 query heads, 8 KV heads, and head size 128. It measures
   every mode.
 * ``decode splits`` is the same attention with other numbers of splits.
-* ``prefill`` is attention for 4 prompts of 1,024 tokens.
+* ``decode shapes`` has other numbers of sequences, tokens and heads.
+* ``prefill`` is attention for 4 prompts of 1,024 tokens. ``prefill beside`` is PyTorch's attention for prompts of the
+  same size in bfloat16. It has no paged cache.
 * ``to host`` and ``from host`` move 32 blocks of 28 layers to pinned host memory and back. The blocks are gathered into
   one piece, or moved piece by piece.
 
@@ -34,6 +37,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 
 from kvviz.cache.buffers import KVCache, allocate
 from kvviz.cache.modes import MODES
@@ -71,6 +75,15 @@ NUM_CELLS = 1 << 20
 TRANSFERS = 16
 """The number of transfers that are timed together. The launches of one transfer overlap with the copies of another."""
 NUM_SEQS, CONTEXT, NUM_QUERY_HEADS, NUM_HEADS, HEAD_SIZE = 64, 8_192, 32, 8, 128
+SHAPES = (
+    (1, 131_072, 32, 8, 128), (8, 8_192, 32, 8, 128), (256, 1_024, 32, 8, 128), (1, 1_024, 32, 8, 128),
+    (64, 8_192, 64, 8, 128), (32, 4_096, 9, 3, 64),
+)  # fmt: skip
+"""More shapes of a decode: sequences, tokens of each sequence, query heads, KV heads, head size."""
+READS = ("decode attention", "decode splits", "decode shapes", "read cells")
+"""Kernels that write almost nothing. Their ceiling is the speed of a kernel that only reads."""
+READ_BYTES = 1 << 32
+"""Bytes that the kernel of the read ceiling reads."""
 LAUNCHES, REPLAYS = (16, 64), 25
 """LAUNCHES has the smallest and the largest number of launches in a graph. REPLAYS is how often a graph is replayed."""
 DEVICE = device()
@@ -104,15 +117,39 @@ def timed(call: Callable[[], object]) -> float:
     return statistics.median(times[REPLAYS // 5 :])
 
 
+# Grid:   (number of words / SIZE,) programs.
+# Work:   One program adds SIZE words, so that no load is optimised away.
+# Reads:  4 * SIZE bytes.
+# Writes: One int32 number per program.
+# Tiles:  Words (SIZE,).
+@triton.jit
+def _sum_kernel(word_ptr, out_ptr, SIZE: tl.constexpr):
+    place = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
+    tl.store(out_ptr + tl.program_id(0), tl.sum(tl.load(word_ptr + place), axis=0))
+
+
+def read_ceiling() -> float:
+    """Return the GB/s of a kernel that only reads, in the fastest of several launch shapes."""
+    words = torch.zeros(READ_BYTES // 4, dtype=torch.int32, device=DEVICE).random_()
+    sums, speeds = torch.empty(len(words) // 4096, dtype=torch.int32, device=DEVICE), []
+    for size, warps in ((4096, 4), (4096, 8), (8192, 4), (8192, 8), (8192, 16), (16384, 8), (16384, 16)):
+        grid = (len(words) // size,)
+        us = microseconds([lambda g=grid, s=size, w=warps: _sum_kernel[g](words, sums, SIZE=s, num_warps=w)] * 2)
+        speeds.append(READ_BYTES / us / 1e3)
+    return max(speeds)
+
+
 def ceilings() -> dict[str, float]:
     """Return the ceilings of this machine.
 
     ``copy``, ``to host`` and ``from host`` are GB/s of large copies. ``copy`` counts bytes read and bytes written.
-    ``launch`` is the time in microseconds of a launch with almost no work, in a CUDA graph.
+    ``read`` is GB/s of a kernel that only reads. ``launch`` is the time in microseconds of a launch with almost no
+    work, in a CUDA graph.
     """
     source = torch.randint(0, 256, (1 << 30,), dtype=torch.uint8, device=DEVICE)
     target = torch.empty_like(source)
     found = {"copy": 2 * source.numel() / timed(lambda: target.copy_(source)) / 1e3}
+    found["read"] = read_ceiling()
     nothing = torch.zeros(1, device=DEVICE)
     found["launch"] = microseconds([lambda: nothing.add_(1)] * 64)
     host = torch.empty(1 << 26, dtype=torch.uint8, pin_memory=True)
@@ -205,39 +242,45 @@ def cell_row(data: int, stride: int, inline: bool, order: str) -> dict:
     return {"kernel": "read cells", "order": order, "bytes": moved, "us": microseconds(calls)} | sizes
 
 
-def decode_rows(mode: str, layout: str, splits: Sequence[int] = ()) -> list[dict]:
+def decode_rows(
+    mode: str, layout: str, splits: Sequence[int] = (), shape: tuple[int, int, int, int, int] | None = None
+) -> list[dict]:
     """Measure paged_attention with one query per sequence. Then measure it for each number of splits in ``splits``.
 
-    Calls use two layers in turn.
+    Calls use several layers in turn. ``shape`` is a row of ``SHAPES``. Default: the shape of ``decode attention``.
     """
-    blocks = NUM_SEQS * CONTEXT // BLOCK_SIZE
-    spec = CacheSpec(2, blocks, BLOCK_SIZE, NUM_HEADS, HEAD_SIZE, mode)
+    num_seqs, context, query_heads, num_heads, head_size = shape or (
+        NUM_SEQS, CONTEXT, NUM_QUERY_HEADS, NUM_HEADS, HEAD_SIZE
+    )  # fmt: skip
+    blocks = num_seqs * context // BLOCK_SIZE
+    moved = num_seqs * context * num_heads * 2 * CacheSpec(1, 1, BLOCK_SIZE, num_heads, head_size, mode).cell_bytes
+    num_layers = max(2, min(LAUNCHES[1], math.ceil((128 << 20) / moved)))  # together larger than the L2 cache
+    spec = CacheSpec(num_layers, blocks, BLOCK_SIZE, num_heads, head_size, mode)
     cache = allocate(spec, LAYOUTS[layout], DEVICE)
     scales = scale_views(cache)
     slots = torch.randperm(blocks * BLOCK_SIZE, device=DEVICE)
     for layer, kv in enumerate(cache.kv_caches):
         for part in slots.split(1 << 16):
-            key, value = torch.randn(2, len(part), NUM_HEADS, HEAD_SIZE, device=DEVICE).to(torch.bfloat16)
+            key, value = torch.randn(2, len(part), num_heads, head_size, device=DEVICE).to(torch.bfloat16)
             write_kv(key, value, kv, part, mode, *scales[layer], slots_checked=True)
-    query = torch.randn(NUM_SEQS, NUM_QUERY_HEADS, HEAD_SIZE, device=DEVICE).to(torch.bfloat16)
-    table = torch.randperm(blocks, device=DEVICE).to(torch.int32).view(NUM_SEQS, -1)
-    lengths = torch.full((NUM_SEQS,), CONTEXT, dtype=torch.int32, device=DEVICE)
-    starts = torch.arange(NUM_SEQS + 1, dtype=torch.int32, device=DEVICE)
-    layers = list(zip(cache.kv_caches, scales, strict=True)) * 2
+    query = torch.randn(num_seqs, query_heads, head_size, device=DEVICE).to(torch.bfloat16)
+    table = torch.randperm(blocks, device=DEVICE).to(torch.int32).view(num_seqs, -1)
+    lengths = torch.full((num_seqs,), context, dtype=torch.int32, device=DEVICE)
+    starts = torch.arange(num_seqs + 1, dtype=torch.int32, device=DEVICE)
+    layers = list(zip(cache.kv_caches, scales, strict=True)) * (2 if num_layers < 4 else 1)
     calls = [
         lambda kv=kv, pair=pair: paged_attention(
-            query, kv, table, lengths, starts, mode, *pair, max_query_len=1, max_seq_len=CONTEXT
+            query, kv, table, lengths, starts, mode, *pair, max_query_len=1, max_seq_len=context
         )
         for kv, pair in layers
     ]
-    sizes = {"S": NUM_SEQS, "T": CONTEXT, "Hq": NUM_QUERY_HEADS, "H": NUM_HEADS, "D": HEAD_SIZE}
-    moved = NUM_SEQS * CONTEXT * NUM_HEADS * 2 * spec.cell_bytes
-    rows = [{"kernel": "decode attention"} | sizes | _row(mode, layout, moved, calls)]
+    sizes = {"S": num_seqs, "T": context, "Hq": query_heads, "H": num_heads, "D": head_size}
+    rows = [{"kernel": "decode shapes" if shape else "decode attention"} | sizes | _row(mode, layout, moved, calls)]
     for count in splits:
         calls = [
             lambda kv=kv, pair=pair, count=count: tiled_attention(
                 query, *cache_halves(kv, mode), table, lengths, starts, mode, *pair,
-                softmax_scale=HEAD_SIZE**-0.5, max_query_len=1, max_seq_len=CONTEXT, num_splits=count,
+                softmax_scale=head_size**-0.5, max_query_len=1, max_seq_len=context, num_splits=count,
             )
             for kv, pair in layers
         ]  # fmt: skip
@@ -266,6 +309,19 @@ def prefill_row(mode: str, layout: str, num_seqs: int = 4, length: int = 1_024) 
     moved = num_seqs * length * (2 * NUM_HEADS * spec.cell_bytes + NUM_QUERY_HEADS * HEAD_SIZE * (2 + 4))
     flops = 4 * num_seqs * NUM_QUERY_HEADS * HEAD_SIZE * length * (length + 1) // 2
     return {"kernel": "prefill", "flop": flops} | sizes | _row(mode, layout, moved, [call])
+
+
+def beside_row(num_seqs: int = 4, length: int = 1_024) -> dict:
+    """Measure PyTorch's causal attention over prompts of the same size as in ``prefill_row``, in bfloat16."""
+    query = torch.randn(num_seqs, NUM_QUERY_HEADS, length, HEAD_SIZE, device=DEVICE).to(torch.bfloat16)
+    key, value = torch.randn(2, num_seqs, NUM_HEADS, length, HEAD_SIZE, device=DEVICE).to(torch.bfloat16)
+
+    def call() -> torch.Tensor:
+        return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+
+    sizes = {"S": num_seqs, "T": length, "Hq": NUM_QUERY_HEADS, "H": NUM_HEADS, "D": HEAD_SIZE}
+    moved = 2 * (2 * query.numel() + 2 * key.numel())
+    return {"kernel": "prefill beside"} | sizes | _row("bfloat16", "PyTorch's attention", moved, [call] * 4)
 
 
 def _row(mode: str, layout: str, moved: int, calls: Sequence[Callable[[], object]]) -> dict:
@@ -320,11 +376,12 @@ def measure() -> dict:
             rows += decode_rows(
                 mode, layout, range(1, 9) if (mode, layout) == ("fp8_per_token_head", "per-layer") else ()
             )
-    rows += [prefill_row(mode, "per-layer") for mode in MODES]
+    rows += [row for shape in SHAPES for mode in MODES for row in decode_rows(mode, "per-layer", (), shape)]
+    rows += [prefill_row(mode, "per-layer") for mode in MODES] + [beside_row()]
     rows += [row for layout in LAYOUTS for row in offload_rows(layout)]
     for row in rows:
         row["GB/s"] = row["bytes"] / row["us"] / 1e3
-        row["share"] = row["GB/s"] / limits.get(row["kernel"], limits["copy"])
+        row["share"] = row["GB/s"] / ceiling(row, limits)
     versions = {name: importlib.metadata.version(name) for name in ("torch", "triton")}
     return {
         "machine": torch.cuda.get_device_name(),
@@ -336,12 +393,19 @@ def measure() -> dict:
     }
 
 
+def ceiling(row: dict, limits: dict[str, float]) -> float:
+    """Return the ceiling in GB/s with which a row is compared."""
+    return limits["read"] if row["kernel"] in READS else limits.get(row["kernel"], limits["copy"])
+
+
 def table(result: dict) -> str:
     """Return the result as text for a terminal."""
-    lines = ["{machine}, {date}: copy {copy:,.0f} GB/s, to host {to host:.1f}, from host {from host:.1f}; a launch "
-             "{launch:.1f} us".format(**result, **result["ceilings"])]  # fmt: skip
+    lines = ["{machine}, {date}: copy {copy:,.0f} GB/s, read {read:,.0f} GB/s, to host {to host:.1f}, from host "
+             "{from host:.1f}; a launch {launch:.1f} us".format(**result, **result["ceilings"])]  # fmt: skip
     for row in result["rows"]:
-        sizes = {k: row[k] for k in ("S", "T", "H", "D", "blocks", "layers", "data", "stride", "splits") if k in row}
+        sizes = {
+            k: row[k] for k in ("S", "T", "Hq", "H", "D", "blocks", "layers", "data", "stride", "splits") if k in row
+        }
         words = [row[name] for name in ("mode", "layout", "step", "order") if name in row]
         if "gathered" in row:
             words.append("gathered" if row["gathered"] else "piece by piece")

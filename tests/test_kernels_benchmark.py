@@ -25,7 +25,7 @@ def kernels(monkeypatch):
     monkeypatch.setattr(module, "microseconds", once)
     monkeypatch.setattr(module, "timed", lambda call: once([call]))
     small = {"NUM_SEQS": 2, "CONTEXT": 48, "NUM_QUERY_HEADS": 4, "NUM_HEADS": 2, "HEAD_SIZE": 64, "NUM_CELLS": 64}
-    for name, value in (small | {"LAUNCHES": (2, 2), "TRANSFERS": 1}).items():
+    for name, value in (small | {"LAUNCHES": (2, 2), "TRANSFERS": 1, "READ_BYTES": 1 << 16}).items():
         monkeypatch.setattr(module, name, value)
     return module
 
@@ -39,6 +39,9 @@ def test_rows_of_the_kernels_count_the_useful_bytes(kernels, layout):
     row, *others = kernels.decode_rows(mode, layout, (1, 3))
     assert row["bytes"] == 2 * 48 * 2 * 2 * 68
     assert [(other["splits"], other["bytes"]) for other in others] == [(1, row["bytes"]), (3, row["bytes"])]
+    (row,) = kernels.decode_rows(mode, layout, (), (1, 32, 6, 3, 32))
+    assert row["kernel"] == "decode shapes" and row["bytes"] == 32 * 3 * 2 * 36
+    assert kernels.beside_row(2, 16)["bytes"] == 2 * 2 * 16 * 64 * (2 * 4 + 2 * 2)
     row = kernels.prefill_row(mode, layout, 2, 16)
     assert row["bytes"] == 2 * 16 * (2 * 2 * 68 + 4 * 64 * 6)
     assert row["flop"] == 4 * 2 * 4 * 64 * (16 * 17 // 2)
@@ -82,15 +85,19 @@ def test_recorded_kernels_come_from_the_script():
     assert found["script"] == "benchmarks/kernels.py" and found["versions"].keys() == {"torch", "triton"}
     for row in rows:
         assert row["GB/s"] == pytest.approx(row["bytes"] / row["us"] / 1e3)
-        assert row["share"] == pytest.approx(row["GB/s"] / limits.get(row["kernel"], limits["copy"]))
+        limit = "read" if row["kernel"].startswith(("decode", "read")) else row["kernel"]
+        assert row["share"] == pytest.approx(row["GB/s"] / limits.get(limit, limits["copy"]))
     writes = {(row["mode"], row["layout"], row["T"], row["H"], row["D"]) for row in rows if row["kernel"] == "write"}
     modes = {mode for mode, *_ in writes}  # a mode that is newer than the record need not be in it
     assert modes <= MODES.keys() and len(modes) >= 5
     assert writes == {(mode, name, *size) for mode in modes for name in kernels.LAYOUTS for size in kernels.WRITES}
     assert {row["step"] for row in rows if row["kernel"] == "write step"} == set(kernels.STEPS)
     assert {row["kernel"] for row in rows} == {
-        "write", "write step", "read cells", "decode attention", "decode splits", "prefill", "to host", "from host"
+        "write", "write step", "read cells", "decode attention", "decode splits", "decode shapes", "prefill",
+        "prefill beside", "to host", "from host",
     }  # fmt: skip
+    shapes = {(row["S"], row["T"], row["Hq"], row["H"], row["D"]) for row in rows if row["kernel"] == "decode shapes"}
+    assert shapes == set(kernels.SHAPES)
     assert len(kernels.table(found).splitlines()) == len(rows) + 1
     words = roofline(found).alt_text
     assert f"{limits['copy']:,.0f} GB/s" in words and found["machine"] in words

@@ -126,7 +126,8 @@ def paged_attention(
     """Compute causal attention of the last tokens of each sequence over the K and V in the cache.
 
     A NaN in V always reaches the queries that attend to the cell of the NaN. It can also reach earlier queries of the
-    same sequence, because the kernel multiplies a whole tile of tokens at once.
+    same sequence, because the kernel multiplies a whole tile of tokens at once. If ``query_start_loc`` does not name a
+    row of ``query``, the row of the result is 0.
 
     In the shapes, T is the number of queries, Hq the number of query heads, and D the head size. S is the number of
     sequences. B, N and H are the number of blocks, of tokens per block, and of KV heads.
@@ -172,7 +173,7 @@ def paged_attention(
     if mode.rotated:
         query = rotate(query.float())
         softmax_scale = softmax_scale / rotation_run(head_size)
-    out = torch.empty_strided(query.shape, query.stride(), dtype=torch.float32, device=query.device)
+    out = torch.empty_strided(query.shape, query.stride(), dtype=torch.float32, device=query.device).zero_()
     group = query.shape[1] // num_heads
     queries, heads, tile = _program_size(query.is_cuda, max_query_len, group, num_heads, head_size, max_seq_len)
     scaled = mode.is_per_token_head

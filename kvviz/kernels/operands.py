@@ -1,9 +1,9 @@
 """Functions that make the operands of tensor cores. The operands are queries, weights and words of the cache.
 
 A tensor core multiplies 16-bit floats. To keep more bits, each number of a query is passed as the sum of two 16-bit
-floats. They are called *high* and *low*, and lie in different columns of one operand. Weights are passed in the same
+floats. They are called *high* and *low*, and lie in different rows of one operand. Weights are passed in the same
 way. With float16 this keeps 22 bits of a number, and with bfloat16 it keeps 16 bits. It often takes no extra time,
-because the operand has empty columns if a KV head has few query heads.
+because the operand has empty rows if a KV head has few query heads.
 
 The cache is read in *words* of 16 bits. A word contains ``PER_WORD`` codes, which is 1, 2 or 4. Code c of word w is
 column ``PER_WORD * w + c`` of a cell. So a value per column is stored in a tuple of PER_WORD tensors. Tensor c of the
@@ -19,13 +19,13 @@ from kvviz.kernels.codec import device_function, tl
 
 @device_function
 def stacked(x, LENGTH: tl.constexpr, ROWS: tl.constexpr, NARROW: tl.constexpr):
-    """Convert float32 of shape (LENGTH, ROWS) to NARROW. The result has shape (LENGTH, 2 * ROWS).
+    """Convert float32 of shape (ROWS, LENGTH) to NARROW. The result has shape (2 * ROWS, LENGTH).
 
-    The first ROWS columns are the rounded numbers (high). The other columns are the rounding errors (low).
+    The first ROWS rows are the rounded numbers (high). The other rows are the rounding errors (low).
     """
     high = x.to(NARROW)
     low = (x - high.to(tl.float32)).to(NARROW)
-    return tl.reshape(tl.permute(tl.join(high, low), (0, 2, 1)), (LENGTH, 2 * ROWS))
+    return tl.reshape(tl.permute(tl.join(high, low), (2, 0, 1)), (2 * ROWS, LENGTH))
 
 
 @device_function
@@ -62,50 +62,45 @@ def joined_columns(x, ROWS: tl.constexpr, WIDE: tl.constexpr, PER_WORD: tl.const
 
 @device_function
 def load_words(base, cell, WORDS: tl.constexpr, WIDE: tl.constexpr, BYTES: tl.constexpr, TILE: tl.constexpr):
-    """Load the WORDS words of each of TILE cells, as int16 of shape (TILE, WIDE). The columns from WORDS on are 0.
-
-    The words are loaded in shape (WIDE / 16, TILE, 16). With this shape, Triton gives four threads to each row, so that
-    a warp loads eight rows at once. A tensor core needs the words in these threads.
-    """
-    chunk, word = tl.arange(0, WIDE // 16)[:, None, None] * 16, tl.arange(0, 16)[None, None, :]
-    place = tl.multiple_of(base + cell, [BYTES])[None, :, None] + (chunk + word)
+    """Load the WORDS words of each of TILE cells, as int16 of shape (TILE, WIDE). The columns from WORDS on are 0."""
+    word = tl.arange(0, WIDE)[None, :]
+    place = tl.multiple_of(base + cell, [BYTES])[:, None] + word
     if WORDS == WIDE:
-        words = tl.load(place)
+        return tl.load(place)
     else:
-        words = tl.load(place, mask=tl.broadcast_to(chunk + word < WORDS, place.shape), other=0)
-    return tl.reshape(tl.permute(words, (1, 0, 2)), (TILE, WIDE))
+        return tl.load(place, mask=tl.broadcast_to(word < WORDS, place.shape), other=0)
 
 
 @device_function
 def query_operands(x, ROWS: tl.constexpr, WIDE: tl.constexpr, PER_WORD: tl.constexpr, NARROW: tl.constexpr):
-    """Make operands from queries of shape (ROWS, PER_WORD * WIDE): split the columns, transpose, and stack.
+    """Make operands from queries of shape (ROWS, PER_WORD * WIDE): split the columns, and stack.
 
-    The result is a tuple of PER_WORD tensors of shape (WIDE, 2 * ROWS).
+    The result is a tuple of PER_WORD tensors of shape (2 * ROWS, WIDE).
     """
     operands, columns = (), split_columns(x, ROWS, WIDE, PER_WORD)
     for c in tl.static_range(PER_WORD):
-        operands = operands + (stacked(tl.trans(columns[c]), WIDE, ROWS, NARROW),)
+        operands = operands + (stacked(columns[c], WIDE, ROWS, NARROW),)
     return operands
 
 
 @device_function
 def dot_scores(queries, keys, ROWS: tl.constexpr, TILE: tl.constexpr, PER_WORD: tl.constexpr):
-    """Compute the dot products of the keys and the queries. The result is float32 of shape (TILE, ROWS).
+    """Compute the dot products of the queries and the keys. The result is float32 of shape (ROWS, TILE).
 
     ``keys`` are the decoded words of a tile. ``queries`` are the result of :func:`query_operands`.
     """
-    scores = tl.full((TILE, 2 * ROWS), 0.0, tl.float32)
+    scores = tl.full((2 * ROWS, TILE), 0.0, tl.float32)
     for c in tl.static_range(PER_WORD):
-        scores = tl.dot(keys[c], queries[c], scores, input_precision="ieee")
-    return tl.sum(tl.reshape(scores, (TILE, 2, ROWS)), axis=1)
+        scores = tl.dot(queries[c], tl.trans(keys[c]), scores, input_precision="ieee")
+    return tl.sum(tl.reshape(scores, (2, ROWS, TILE)), axis=0)
 
 
 @device_function
 def zero_sums(ROWS: tl.constexpr, WIDE: tl.constexpr, PER_WORD: tl.constexpr):
-    """Return the sums before the first tile: a tuple of PER_WORD tensors of zeros, of shape (WIDE, 2 * ROWS)."""
+    """Return the sums before the first tile: a tuple of PER_WORD tensors of zeros, of shape (2 * ROWS, WIDE)."""
     out = ()
     for _ in tl.static_range(PER_WORD):
-        out = out + (tl.full((WIDE, 2 * ROWS), 0.0, tl.float32),)
+        out = out + (tl.full((2 * ROWS, WIDE), 0.0, tl.float32),)
     return out
 
 
@@ -113,12 +108,12 @@ def zero_sums(ROWS: tl.constexpr, WIDE: tl.constexpr, PER_WORD: tl.constexpr):
 def multiplied_sums(sums, factor, ROWS: tl.constexpr, WIDE: tl.constexpr, PER_WORD: tl.constexpr):
     """Multiply the sums of each row by the factor of the row. ``factor`` has shape (ROWS,).
 
-    Each row has two columns of sums, high and low. Both are multiplied.
+    The sums of each row have two parts, high and low. Both are multiplied.
     """
     out = ()
     for c in tl.static_range(PER_WORD):
-        pair = tl.reshape(sums[c], (WIDE, 2, ROWS)) * factor[None, None, :]
-        out = out + (tl.reshape(pair, (WIDE, 2 * ROWS)),)
+        pair = tl.reshape(sums[c], (2, ROWS, WIDE)) * factor[None, :, None]
+        out = out + (tl.reshape(pair, (2 * ROWS, WIDE)),)
     return out
 
 
@@ -126,18 +121,18 @@ def multiplied_sums(sums, factor, ROWS: tl.constexpr, WIDE: tl.constexpr, PER_WO
 def added_values(sums, weights, values, PER_WORD: tl.constexpr):
     """Multiply the values of a tile by the weights, and add the products to the sums.
 
-    ``weights`` are the result of :func:`stacked`, of shape (TILE, 2 * ROWS).
+    ``weights`` are the result of :func:`stacked`, of shape (2 * ROWS, TILE).
     """
     out = ()
     for c in tl.static_range(PER_WORD):
-        out = out + (tl.dot(tl.trans(values[c]), weights, sums[c], input_precision="ieee"),)
+        out = out + (tl.dot(weights, values[c], sums[c], input_precision="ieee"),)
     return out
 
 
 @device_function
 def joined_sums(sums, ROWS: tl.constexpr, WIDE: tl.constexpr, PER_WORD: tl.constexpr):
-    """Add the high and the low column of each row, and join the sums. The result has shape (ROWS, PER_WORD * WIDE)."""
+    """Add the high and the low part of each row, and join the sums. The result has shape (ROWS, PER_WORD * WIDE)."""
     out = ()
     for c in tl.static_range(PER_WORD):
-        out = out + (tl.trans(tl.sum(tl.reshape(sums[c], (WIDE, 2, ROWS)), axis=1)),)
+        out = out + (tl.sum(tl.reshape(sums[c], (2, ROWS, WIDE)), axis=0),)
     return joined_columns(out, ROWS, WIDE, PER_WORD)

@@ -163,18 +163,22 @@ def int8_halves(word):
 def int4_quarters(word):
     """Decode the four int4 codes in an int16. Return four float16 numbers, and the number of the lowest bits first.
 
-    The numbers are exact.
+    The numbers are code - 8, and they are exact. Codes in bits 0 to 3 are written into the mantissa of 1024.0, and then
+    1032 (0x6408) is subtracted. Codes in bits 4 to 7 give 1024 + 16 * code. This is multiplied by 1/16 (0x2c00), and 72
+    (0xd480 is -72) is subtracted.
     """
     return tl.inline_asm_elementwise(
         """{
-        .reg .b32 t, m, z;
-        mov.b32 m, 0x000f000f; mov.b32 z, 0x64006400;
-        lop3.b32 t, $4, m, z, 0xea; sub.rn.f16x2 $0, t, z;
-        shr.u32 t, $4, 4; lop3.b32 t, t, m, z, 0xea; sub.rn.f16x2 $1, t, z;
-        shr.u32 t, $4, 8; lop3.b32 t, t, m, z, 0xea; sub.rn.f16x2 $2, t, z;
-        shr.u32 t, $4, 12; lop3.b32 t, t, m, z, 0xea; sub.rn.f16x2 $3, t, z;
+        .reg .b32 t, u, l, h, z, a, f, s;
+        mov.b32 l, 0x000f000f; mov.b32 h, 0x00f000f0; mov.b32 z, 0x64006400;
+        mov.b32 a, 0x64086408; mov.b32 f, 0x2c002c00; mov.b32 s, 0xd480d480;
+        lop3.b32 t, $4, l, z, 0xea; sub.rn.f16x2 $0, t, a;
+        lop3.b32 t, $4, h, z, 0xea; fma.rn.f16x2 $1, t, f, s;
+        shr.u32 u, $4, 8;
+        lop3.b32 t, u, l, z, 0xea; sub.rn.f16x2 $2, t, a;
+        lop3.b32 t, u, h, z, 0xea; fma.rn.f16x2 $3, t, f, s;
         }""",
-        "=r,=r,=r,=r,r",
+        "=&r,=&r,=&r,=&r,r",
         [word],
         dtype=(tl.float16, tl.float16, tl.float16, tl.float16),
         is_pure=True,

@@ -131,9 +131,30 @@ def test_bytes_after_the_end_of_a_sequence_do_not_change_its_result():
     assert torch.isfinite(attended(*given)).all() and error(attended(*given), want) < 5e-6
 
 
-def test_short_rows_and_odd_addresses_are_not_served():
+@pytest.mark.parametrize("head_size", [16, 32])
+@pytest.mark.parametrize("mode", MODES)
+def test_small_heads_are_served(mode, head_size):
+    """A cell has fewer words than a tensor core needs, so the kernel adds columns of zeros."""
+    *given, want = two_sequences(mode, "NHD", head_size=head_size)
+    assert error(attended(*given), want) < TOLERANCE.get(mode, 5e-6)
+
+
+def test_odd_addresses_are_not_served():
     query = torch.zeros(1, 4, 32, device=DEVICE)
-    cells = torch.zeros(2, 8, 2, 20, dtype=torch.uint8, device=DEVICE)
-    assert not serves(query, cells, cells, "int4_per_token_head")
     odd = torch.zeros(4000, dtype=torch.uint8, device=DEVICE)[1:].as_strided((2, 8, 2, 36), (576, 72, 36, 1))
     assert not serves(query, odd, odd, "fp8_per_token_head")
+
+
+@pytest.mark.parametrize("num_splits", [1, 3])
+def test_query_rows_without_a_sequence_become_zero(num_splits):
+    """A batch can be padded: here the query has two rows more than query_start_loc names."""
+    cache, query, tables, lengths, counts, want = two_sequences("int8_per_token_head", "NHD")
+    padded = torch.cat((query, torch.ones_like(query)))
+    got = attended(cache, padded, tables, lengths, counts, num_splits)
+    assert error(got[:2], want) < 5e-6 and not got[2:].any()
+
+
+def test_a_long_context_keeps_the_accuracy():
+    """The sum over 2,000 tokens has the same error as a short sum, because the codes are centred around 0."""
+    *given, want = two_sequences("int4_per_token_head", "NHD", (2000, 9))
+    assert error(attended(*given), want) < 2e-5

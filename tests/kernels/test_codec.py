@@ -281,11 +281,11 @@ for mode, capability in json.loads(sys.argv[1]):
     sizes |= {"WIDE": 8, "IN_BYTES": 16, "CACHE_BYTES": 4}
     reads = ["*fp32", cell, cell, scale, scale, "*fp32", "*i32", "*i32", "*i32"] + ["i32"] * 3 + ["fp32"] + ["i32"] * 9
     tiles = {"GROUP": 3, "QUERIES": 5, "ROWS": 16, "HEADS": 1, "TILE": 32, "COLUMNS": 64}
-    decodes = ["*bf16", "*i16", "*i16"] + ["*fp32"] * 5 + ["*i32"] * 3 + ["fp32"] + ["i32"] * 12
+    decodes = ["*bf16", "*i16", "*i16"] + ["*fp32"] * 5 + ["*i32"] * 3 + ["fp32"] + ["i32"] * 10
     one = {"HEAD_SIZE": 64, "BLOCK_SIZE": 16, "NUM_HEADS": 2, "GROUP": 3, "QUERIES": 2, "ROWS": 8}
-    one |= {"TILE": 32, "COLUMNS": 64, "K_BYTES": 4, "V_BYTES": 4}
-    merges = ["*fp32"] * 4 + ["i32"] * 3
-    heads = {"NUM_HEADS": 6, "HEAD_SIZE": 64, "HEADS": 4, "COLUMNS": 64}
+    one |= {"CACHE_TOKEN": 136, "SCALE_TOKEN": 68, "TILE": 32, "COLUMNS": 64, "K_BYTES": 4, "V_BYTES": 4}
+    merges = ["*fp32"] * 4 + ["*i32"] + ["i32"] * 4
+    heads = {"NUM_HEADS": 6, "HEAD_SIZE": 64, "SPLITS": 16, "COLUMNS": 64}
     moves = ["*i64", "*i64", "*i64", "*i64", "i32", "i32"]
     pieces = {"IN_BLOCK": 3, "PIECES": 1, "WORDS": 512, "WORD_BYTES": 8, "BYTES": 16, "TO_STAGE": scaled}
     kernels = (
