@@ -1,9 +1,9 @@
 """Compare the kernels with the speed of a large copy: python benchmarks/kernels.py [--out FILE] [--plot FILE]
 
-The script needs an NVIDIA GPU, and takes about two minutes on an H200. It first measures the ceilings in GB/s. These are
-the speeds of a large copy on the device (bytes read plus bytes written), of a kernel that only reads, and of a large copy
-to and from pinned host memory. Then it measures these kernels, and compares them with the ceilings of the same run.
-Kernels that write almost nothing are compared with the read ceiling:
+The script needs an NVIDIA GPU, and takes about two minutes on an H200. It first measures the ceilings in GB/s. These
+are the speeds of a large copy on the device (bytes read plus bytes written), of a kernel that only reads, and of a
+large copy to and from pinned host memory. Then it measures these kernels, and compares them with the ceilings of the
+same run. Kernels that write almost nothing are compared with the read ceiling:
 
 * ``write`` quantises and writes 256 to 65,536 tokens. It measures every mode and two layouts (packed NHD, per-layer
   and cross-layer). Blocks have 16 tokens. Slots are random or in order.

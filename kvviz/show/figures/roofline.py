@@ -14,31 +14,33 @@ def roofline(result: Mapping) -> Sheet:
     """Draw two speed limits of a machine as one line, the roof. Draw the measured speeds of the kernels below the line.
 
     The time of an empty launch limits a launch with few bytes. The speed of the memory limits a launch with many bytes.
-    The roof is the smaller of the two limits. Only measurements of the per-layer layout are drawn, for every mode.
+    The roof is the smaller of the two limits. A dashed line shows the speed of a kernel that only reads. Only measurements of the per-layer layout are drawn, for every mode.
 
     Args:
-        result: the results of ``benchmarks/kernels.py``. The keys are ``machine``, ``date``, ``ceilings`` (``copy`` in
-            GB/s, ``launch`` in microseconds), and ``rows``. Each row has ``kernel``, ``mode``, ``layout``, ``bytes``,
-            ``us`` (microseconds), ``GB/s`` and ``share`` (speed divided by the speed of the copy).
+        result: the results of ``benchmarks/kernels.py``. The keys are ``machine``, ``date``, ``ceilings`` (``copy`` and
+            ``read`` in GB/s, ``launch`` in microseconds), and ``rows``. Each row has ``kernel``, ``mode``, ``layout``,
+            ``bytes``, ``us`` (microseconds), ``GB/s`` and ``share`` (speed divided by the ceiling of the kernel).
     """
     rows = [row for row in result["rows"] if row["kernel"] in MARKERS and row["layout"] == "per-layer"]
     rows = [row for row in rows if row.get("order", "random") == "random"]
-    limit, launch = result["ceilings"]["copy"], result["ceilings"]["launch"]
+    limit, read, launch = (result["ceilings"][name] for name in ("copy", "read", "launch"))
     modes = list(dict.fromkeys(row["mode"] for row in rows))
     least, most = min(row["bytes"] for row in rows) / 2, max(row["bytes"] for row in rows) * 2
     best = max(rows, key=lambda row: row["share"])
     words = (
         f"Roofline of {result['machine']}: a copy moves {limit:,.0f} GB/s, an empty launch takes {launch:.1f} "
         f"microseconds. {len(rows)} points, from {rows[0]['GB/s']:,.0f} GB/s for {rows[0]['bytes']:,} bytes to "
-        f"{best['share']:.0%} of the copy for {best['kernel']}, {best['mode']}."
+        f"{best['share']:.0%} of its ceiling for {best['kernel']}, {best['mode']}. A kernel that only reads moves "
+        f"{read:,.0f} GB/s."
     )
     with settings():
         sheet = Sheet(9, 4.4, words)
         ax = sheet.add_axes((0.075, 0.12, 0.66, 0.8))
         knee = limit * launch * 1e3
         ax.plot([least, knee, most], [least / launch / 1e3, limit, limit], color=INK, linewidth=1.5)
-        ax.annotate(f"copy: {limit:,.0f} GB/s", (most, limit), (-4, 4), fontsize=BODY, ha="right",
-                    textcoords="offset points")  # fmt: skip
+        ax.plot([knee, most], [read, read], color=INK, linewidth=1, linestyle="--")
+        words = f"read: {read:,.0f}, copy: {limit:,.0f} GB/s"
+        ax.annotate(words, (most, read), (-4, 4), fontsize=BODY, ha="right", textcoords="offset points")
         ax.annotate(f"{launch:.1f} µs per launch", (knee * 0.75, limit * 0.75), (-7, -2), fontsize=BODY,
                     ha="right", textcoords="offset points")  # fmt: skip
         for hue, mode in zip(HUES, modes, strict=False):
