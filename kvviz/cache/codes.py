@@ -174,8 +174,8 @@ def rotate(x: torch.Tensor) -> torch.Tensor:
     without normalising. The sums are computed in float32, in the same order as in the kernel. So kernel and reference
     give the same bits. The result is rounded to the dtype of ``x``.
 
-    In float16, the sums can overflow although all numbers of ``x`` are finite. Then the result contains infinity. If the
-    sizes of the numbers of a group add up to at most 65,504, no sum overflows.
+    In float16, the sums can overflow although all numbers of ``x`` are finite. Then the result contains infinity. If
+    the sizes of the numbers of a group add up to at most 65,504, no sum overflows.
     """
     length = rotation_run(x.shape[-1])
     groups = x.float().unflatten(-1, (-1, length)) * rotation_signs(length, x.device)

@@ -158,8 +158,8 @@ def write_kv(
     the cell is poisoned (see ``kvviz.cache.codes``).
 
     In a mode with rotation, the rotated numbers are rounded to the dtype of ``key``. In float16, they can overflow
-    although all inputs are finite. Then the cell is poisoned too. If the sizes of the numbers of a cell add up to at most
-    65,504, no number overflows.
+    although all inputs are finite. Then the cell is poisoned too. If the sizes of the numbers of a cell add up to at
+    most 65,504, no number overflows.
 
     In the shapes, H is the number of KV heads, D the head size, B the number of blocks, N the number of tokens per
     block, and C the number of elements of a cell.

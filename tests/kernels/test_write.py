@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from kvviz.cache.buffers import allocate
+from kvviz.cache.codes import rotation_signs
 from kvviz.cache.layout import LAYOUTS
 from kvviz.cache.modes import MODES
 from kvviz.cache.spec import CacheSpec
@@ -146,6 +147,14 @@ def test_a_cell_that_is_not_finite_is_poisoned_alone(mode, bad):
     if spec.is_per_token_head:
         k_scale = views(got)[0]["k_scale_cache"]
         assert k_scale[0, 1, 0].isnan() and int(k_scale.isnan().sum()) == 1
+
+
+def test_a_rotation_that_overflows_in_float16_poisons_its_cell_alone():
+    """The largest rotated number is 64 * 1,100 in the first cell, and 64 * 1,000 in the second cell."""
+    key = torch.stack([rotation_signs(64) * size for size in (1100, 1000)]).half().view(2, 1, 64).to(DEVICE)
+    cache = allocate(CacheSpec(1, 1, 2, 1, 64, "int4_per_token_head"), "NHD", DEVICE)
+    write_kv(key, key, cache.kv_caches[0], slots(0, 1), "int4_per_token_head", **views(cache)[0])
+    assert views(cache)[0]["k_scale_cache"][0, :, 0].isnan().tolist() == [True, False]
 
 
 def test_extreme_values_agree_with_the_reference():

@@ -14,7 +14,8 @@ def roofline(result: Mapping) -> Sheet:
     """Draw two speed limits of a machine as one line, the roof. Draw the measured speeds of the kernels below the line.
 
     The time of an empty launch limits a launch with few bytes. The speed of the memory limits a launch with many bytes.
-    The roof is the smaller of the two limits. A dashed line shows the speed of a kernel that only reads. Only measurements of the per-layer layout are drawn, for every mode.
+    The roof is the smaller of the two limits. A dashed line shows the speed of a kernel that only reads. Only
+    measurements of the per-layer layout are drawn, for every mode.
 
     Args:
         result: the results of ``benchmarks/kernels.py``. The keys are ``machine``, ``date``, ``ceilings`` (``copy`` and
