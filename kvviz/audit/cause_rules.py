@@ -39,6 +39,18 @@ def wrong_unit(view: View, place: View, around: Surroundings) -> Guess | None:
     return None
 
 
+def rounded(view: View, place: View, around: Surroundings) -> Guess | None:
+    """Return a guess if the rightful places are no multiples of an element's size, and were rounded to multiples."""
+    size = view.itemsize
+    ours, right = (start_of(view), *steps_of(view)), (start_of(place), *steps_of(place))
+    if ours == right or not any(number % size for number in right):
+        return None
+    if any(abs(a - b) >= size for a, b in zip(ours, right, strict=True)):
+        return None
+    facts = {"itemsize": size, "belongs": start_of(place)}
+    return Guess("rounded", view.name, moved_to(view, place), facts, (size,))
+
+
 def swapped_halves(view: View, place: View, around: Surroundings) -> Guess | None:
     """Return a guess if a K view lies where the V view of its layer belongs, or the reverse."""
     other = other_half(view.name)
@@ -225,6 +237,7 @@ PLACE_RULES = (
     swapped_halves,
     swapped_axes,
     wrong_unit,
+    rounded,
     scale_region,
     from_shape,
     block_step,

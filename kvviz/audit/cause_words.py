@@ -135,6 +135,11 @@ def _offset_dropped(guesses: Sequence[Guess], who: _Who) -> str:
 
 
 def _one_base(guesses: Sequence[Guess], who: _Who) -> str:
+    if "same" in guesses[0].facts:
+        return (
+            f"One base address was used for several views. {who} {who.verb('start')} {who.starts}, with the same shape "
+            f"and strides."
+        )
     if any("twin" in guess.facts for guess in guesses):
         return (
             f"Only one entry per start address was kept. {who} {who.verb('have')} the start and the width of "
@@ -150,7 +155,8 @@ def _layer_count(guesses: Sequence[Guess], who: _Who) -> str:
         return (
             f"The length was multiplied by the number of layers. {who} {who.verb('have')} a length of "
             f"{_bytes(guesses, 'width')} per block, which is {facts['counted']} times "
-            f"{counted(facts['page'], 'byte')}. In one layer, the content of a block has only {counted(facts['page'], 'byte')}."
+            f"{counted(facts['page'], 'byte')}. In one layer, the content of a block has only "
+            f"{counted(facts['page'], 'byte')}."
         )
     return (
         f"The block stride counts a wrong number of layers. {who} {who.verb('step')} {_bytes(guesses, 'step')} per "
@@ -209,6 +215,11 @@ def _kv_packing(guesses: Sequence[Guess], who: _Who) -> str:
 
 
 def _width(guesses: Sequence[Guess], who: _Who) -> str:
+    if "storage" in guesses[0].facts:
+        return (
+            f'The scales lie in a storage of their own, "{guesses[0].facts["storage"]}", and no extent lies there. '
+            f"{who} {who.verb('take')} the data only."
+        )
     return (
         f"The width leaves out the scales. {who} {who.verb('have')} {_bytes(guesses, 'width')} per block. "
         f"A block has {_bytes(guesses, 'owed')}, of which {_fact(guesses, 'missing')} are scales."
@@ -224,6 +235,17 @@ def _step_for_length(guesses: Sequence[Guess], who: _Who) -> str:
 
 
 def _block_unit(guesses: Sequence[Guess], who: _Who) -> str:
+    facts = guesses[0].facts
+    if "pool" in facts:
+        return (
+            f"The block ids count in another unit. The blocks of {who} lie {_bytes(guesses, 'step')} apart, and the "
+            f"blocks of other views in the same pool lie {_bytes(guesses, 'pool')} apart. One id cannot stand for both."
+        )
+    if "entries" in facts:
+        return (
+            f"The block ids count in another unit. {who} {who.verb('have')} {facts['entries']:,} blocks, and the "
+            f"content has {counted(facts['blocks'], 'block')}."
+        )
     steps = [guess for guess in guesses if "count" not in guess.facts]
     facts = (steps or guesses)[0].facts
     if "count" in facts:
@@ -251,6 +273,11 @@ def _block_unit(guesses: Sequence[Guess], who: _Who) -> str:
 
 
 def _sections(guesses: Sequence[Guess], who: _Who) -> str:
+    if "pieces" in guesses[0].facts:
+        return (
+            f"Several separate pieces were taken as one range. {who} {who.verb('have')} {_bytes(guesses, 'part')}, "
+            f"which is the right number. But the right bytes lie in {guesses[0].facts['pieces']} pieces."
+        )
     return (
         f"Several sections of a page were sliced as one range. {who} {who.verb('have')} "
         f"{_bytes(guesses, 'part')}{' each' if len(who.views) > 1 else ''}, which is the right number. But the bytes "
@@ -275,6 +302,8 @@ def _region(guesses: Sequence[Guess], who: _Who) -> str:
         )
     region = "The scales were taken to lie in one region of their own, but each scale lies in its cell."
     cell = "The scales were taken to lie in their cells, but they lie in one region of their own."
+    if facts["taken"] == "block":
+        cell = "The scales were taken to lie in their cells, but they lie behind the data of their block."
     return (
         f"{region if facts['taken'] == 'region' else cell} {who} {who.verb('start')} {who.starts} and "
         f"{who.verb('belong')} at byte {_fact(guesses, 'belongs')}."
@@ -283,6 +312,12 @@ def _region(guesses: Sequence[Guess], who: _Who) -> str:
 
 def _element(guesses: Sequence[Guess], who: _Who) -> str:
     facts = guesses[0].facts
+    if "before" in facts:
+        return (
+            f"Values were counted as bytes. {who} {who.verb('start')} {facts['count']:,} bytes after "
+            f'"{facts["before"]}". '
+            f"A row there has {counted(facts['count'], 'value')} in {counted(facts['bytes'], 'byte')}."
+        )
     large = facts["taken"] == "bytes for elements"
     mistake = "Bytes were used as elements" if large else "Elements were used as bytes"
     return (
@@ -328,6 +363,29 @@ def _padding_slot(guesses: Sequence[Guess], who: _Who) -> str:
         f'The slot of a padding token (-1) was used as an index. {who} writes {where} of "{facts["cache"]}", at byte '
         f"{facts['start']:,}. A padding token must write nothing."
     )
+
+
+def _rounded(guesses: Sequence[Guess], who: _Who) -> str:
+    size = counted(guesses[0].facts["itemsize"], "byte")
+    return (
+        f"Places were rounded to whole elements. An element of {who} has {size}, and its rightful places are no "
+        f"multiples of {size}. {who} {who.verb('start')} {who.starts} and {who.verb('belong')} at byte "
+        f"{_fact(guesses, 'belongs')}."
+    )
+
+
+def _broadcast(guesses: Sequence[Guess], who: _Who) -> str:
+    return (
+        f"Elements were repeated without copying them (a broadcast or a tile). {who} {who.verb('have')} the stride 0 "
+        f"along {guesses[0].facts['axis']}, and the program writes through this view."
+    )
+
+
+def _table(guesses: Sequence[Guess], who: _Who) -> str:
+    other = guesses[0].facts.get("other")
+    if other:
+        return f'A table names a block twice. {who} {who.verb("have")} a block that "{other}" has too.'
+    return f"A table names a wrong block. {who} {who.verb('lie')} on bytes outside the blocks that were given."
 
 
 def _copy(guesses: Sequence[Guess], who: _Who) -> str:
@@ -394,6 +452,15 @@ _LIST = (
     Cause("unaligned_rows", "Rows do not start at the boundary.", "10", _unaligned, "vLLM 45466"),
     Cause("undeclared", "A shape can be read in several ways.", "09", _undeclared, "LMCache 4467",
           advice="Name the reading that is meant in the field declared of the claim."),
+    Cause("rounded", "Places were rounded to whole elements.", "02", _rounded,
+          apart="Places that were rounded to whole elements fit too. Look at the code: does it divide bytes by the "
+          "size of an element?"),
+    Cause("broadcast", "A view repeats its elements, and the program writes through it.", "02", _broadcast,
+          apart="A broadcast fits too. Look at the strides: is one of them 0?"),
+    Cause("table_entry", "A table names a wrong block, or one block twice.", "09", _table,
+          apart="A wrong entry of a table fits too. Look at the ids in the table.",
+          advice="Correct the table. If an old entry is not used any more (a ring that wraps around), leave this entry "
+          "out of the claim."),
     Cause("copy_steps", "The two sides of a copy differ.", "08", _copy),
     Cause("other_number", "A number is wrong, and no known mistake explains it.", "09", _other),
 )  # fmt: skip

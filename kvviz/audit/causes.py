@@ -9,7 +9,7 @@ this audit has no error about the repaired views.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from kvviz.audit.audit import audit_views
+from kvviz.audit.audit import audit_views, views_of_claim
 from kvviz.audit.budget import TooMuchWorkError, limited, spend
 from kvviz.audit.cause_rules import explain_place
 from kvviz.audit.cause_words import CAUSES, Cause, tell, tell_of_others
@@ -22,6 +22,7 @@ from kvviz.audit.claims import (
     Declared,
     Follows,
     Maps,
+    Overlay,
     SameBytes,
     StepAlike,
     names_in,
@@ -174,9 +175,17 @@ def _extents(state: _State, result: Audit) -> Iterator[list[Guess]]:
     wrong = {f.views[0] for f in state.audit().findings if f.kind in ("truncated", "oversized") and f.views}
     around = Surroundings(dict(state.views), state.starts)
     for claim in state.claims:
-        if not isinstance(claim, Covers) or claim.extents_per_block > 1 or claim.blocks_per_extent > 1:
-            continue  # the rules compare one entry of the extent with one block
+        if not isinstance(claim, Covers) or claim.extents_per_block > 1:
+            continue  # the rules compare one entry of the extent with one block, or with several blocks
         extents, content = ([state.views[name] for name in names_in(given)] for given in (claim.extent, claim.content))
+        if extents[0].name in wrong and (
+            guess := _left_out(extents, content) or _counts(claim, extents, content, state)
+        ):
+            yield [guess]
+            continue
+        if claim.blocks_per_extent > 1:
+            content = _grouped(content, claim.blocks_per_extent)
+            around = Surroundings({**state.views, **{view.name: view for view in content}})
         spend(VIEW_COST * len(content))
         for extent in extents:
             alone = sum(other.storage == extent.storage for other in extents) == 1
@@ -186,9 +195,47 @@ def _extents(state: _State, result: Audit) -> Iterator[list[Guess]]:
                 yield guesses
 
 
+def _left_out(extents: Sequence[View], content: Sequence[View]) -> Guess | None:
+    """Return a guess if content lies in a storage in which no extent lies."""
+    there = {extent.storage for extent in extents}
+    left = [view for view in content if view.storage not in there and view.num_elements]
+    if not left or any(view.role != "scale" for view in left):
+        return None
+    facts = {"storage": left[0].storage.name, "advice": "Add an extent that takes the scales from their storage."}
+    return Guess("width_without_scales", extents[0].name, None, facts, ("storage",))
+
+
+def _counts(claim: Covers, extents: Sequence[View], content: Sequence[View], state: _State) -> Guess | None:
+    """Return a guess if extents and content count blocks of different sizes, and the claim holds with their ratio."""
+    sizes = {view.shape[:1] for view in extents}, {view.shape[:1] for view in content}
+    if any(len(one) != 1 or not all(size for size in next(iter(one), ())) or () in one for one in sizes):
+        return None
+    ((entries,),), ((blocks,),) = sizes
+    if entries == blocks or max(entries, blocks) % min(entries, blocks) or claim.blocks_per_extent > 1:
+        return None
+    field = "extents_per_block" if entries > blocks else "blocks_per_extent"
+    better = replace(claim, **{field: max(entries, blocks) // min(entries, blocks)})
+    if not audit_views(views_of_claim(better, state.views), [better], witnesses=False).clean:
+        return None
+    facts = {"entries": entries, "blocks": blocks, "claim": (claim, better)}
+    return Guess("block_unit", extents[0].name, None, facts, (field, entries, blocks))
+
+
+def _grouped(content: Sequence[View], blocks: int) -> list[View]:
+    """Return views whose first axis counts groups of blocks. A last group of fewer blocks is left out."""
+    return [
+        replace(view, shape=(view.shape[0] // blocks, blocks, *view.shape[1:]),
+                stride=(view.stride[0] * blocks, *view.stride), axes=())
+        for view in content
+        if view.shape and view.shape[0] >= blocks
+    ]  # fmt: skip
+
+
 def _parts(state: _State, result: Audit) -> Iterator[list[Guess]]:
     """Yield guesses for parts that are not the bytes of their whole, and for copies with two different sides."""
-    wrong = {frozenset(f.views) for f in state.audit().findings if len(f.views) == 2}
+    findings = state.audit().findings
+    wrong = {frozenset(f.views) for f in findings if len(f.views) == 2}
+    unlike = [f for f in findings if f.kind in ("truncated", "oversized")]
     for claim in state.claims:
         sides = (names_in(claim.part), names_in(claim.whole)) if isinstance(claim, SameBytes) else ()
         if [len(names) for names in sides] == [1, 1] and {*sides[0], *sides[1]} in wrong:
@@ -202,29 +249,75 @@ def _parts(state: _State, result: Audit) -> Iterator[list[Guess]]:
                     facts,
                 )
             ]
+        elif isinstance(claim, SameBytes) and any({*sides[0], *sides[1]} == set(f.views) for f in unlike):
+            yield from _pieces(claim, state)
         if isinstance(claim, StepAlike) and {claim.source, claim.target} in wrong:
             source, target = state.views[claim.source], state.views[claim.target]
             facts = {"step": (*steps_of(target), 0)[0], "belongs": (*steps_of(source), 0)[0], "source": source.name}
             yield [Guess("copy_steps", target.name, None, facts)]
 
 
+def _pieces(claim: SameBytes, state: _State) -> Iterator[list[Guess]]:
+    """Yield guesses for a part or a whole of several views."""
+    part, whole = ([state.views[name] for name in names_in(given)] for given in (claim.part, claim.whole))
+    size, owed = (sum(view.num_elements * view.itemsize for view in views) for views in (part, whole))
+    if len(part) == 1 and size == owed:
+        joined = _one_view(whole)
+        repaired = joined and replace(joined, name=part[0].name, role=part[0].role, read_only=part[0].read_only)
+        yield [Guess("sections", part[0].name, repaired, {"part": size, "pieces": len(whole)}, ("pieces",))]
+    elif len(part) > 1:
+        for piece in part:
+            given = replace(claim, part=piece.name)
+            if audit_views([piece, *whole], [given], witnesses=False).of_kind("oversized"):
+                yield [Guess("table_entry", piece.name, None, {}, ("outside", claim.whole))]
+
+
+def _one_view(views: Sequence[View]) -> View | None:
+    """Return one view with the elements of several equal views at equal distances; None if they are not such views."""
+    first, starts = views[0], [view.offset for view in views]
+    distances = {b - a for a, b in zip(starts, starts[1:], strict=False)}
+    if len(distances) != 1 or len({(v.shape, v.stride, v.itemsize, v.storage) for v in views}) != 1:
+        return None
+    return replace(first, shape=(len(views), *first.shape), stride=(*distances, *first.stride), axes=())
+
+
 def _numbers(state: _State, result: Audit) -> Iterator[list[Guess]]:
     """Yield guesses for ids, addresses, rows and shapes that do not fit."""
     wrong = {(f.kind, name) for f in state.audit().findings if len(f.views) < 8 for name in f.views}
     for claim in state.claims:
-        if isinstance(claim, Maps | Addressed) and audit_views([state.views[claim.view]], [claim]).clean:
+        if not isinstance(claim, Maps | Addressed | Aligned | Declared):
+            continue
+        own = _findings_of(claim, state.views)
+        if not own:
             continue  # the view has a finding, but of another claim
         if isinstance(claim, Maps) and ("index_space", claim.view) in wrong:
             guess = _ids(claim, state.views[claim.view])
             if guess.facts["count"] > guess.facts["held"] or guess.facts["step"] not in (0, guess.facts["belongs"]):
-                yield [guess]
+                yield [_with(guess, own)]
         elif isinstance(claim, Addressed) and ("index_space", claim.view) in wrong:
             facts = {"type": claim.address_type, "claim": (claim, replace(claim, address_type="int64"))}
-            yield [Guess("address_width", claim.view, None, facts)]
+            yield [_with(Guess("address_width", claim.view, None, facts), own)]
         elif isinstance(claim, Aligned) and ("unaligned", claim.view) in wrong:
-            yield [_rows(claim, state.views[claim.view])]
+            yield [_with(_rows(claim, state.views[claim.view]), own)]
         elif isinstance(claim, Declared) and ("ambiguous", claim.view) in wrong:
-            yield [Guess("undeclared", claim.view, None, {"readings": claim.readings})]
+            yield [_with(Guess("undeclared", claim.view, None, {"readings": claim.readings}), own)]
+
+
+def _findings_of(claim: Claim, views: dict[str, View]) -> set[tuple]:
+    """Return the marks of the findings that this claim alone leads to, see :func:`_mark`."""
+    names = [view.name for view in views_of_claim(claim, views)]
+    check = audit_views([views[name] for name in names], [claim], witnesses=False)
+    return {_mark(finding) for finding in check.findings if finding.kind in ("index_space", "unaligned", "ambiguous")}
+
+
+def _mark(finding: Finding) -> tuple:
+    """Return what a finding has with and without witnesses."""
+    return finding.kind, finding.views, finding.elements, finding.text
+
+
+def _with(guess: Guess, own: set[tuple]) -> Guess:
+    """Return a guess that explains only the findings of these marks."""
+    return replace(guess, facts={**guess.facts, "own": own})
 
 
 def _ids(claim: Maps, view: View) -> Guess:
@@ -267,7 +360,31 @@ def _padded_rows(view: View, boundary: int) -> View | None:
 def _overlaps(state: _State, result: Audit) -> Iterator[list[Guess]]:
     """Yield guesses for views that overlap or leave their storage, although no claim states where they belong."""
     findings = [f for f in state.audit().findings if f.kind in ("collision", "out_of_bounds", "self_overlap")]
+    yield from _pools(state, with_repair=True)
     yield from explain_overlap(state.views, findings, state.audit)
+    yield from _pools(state, with_repair=False)
+
+
+_ONE_LENGTH = "No repair is proposed. An id must stand for as many bytes in each view of the pool (blocks_per_id)."
+
+
+def _pools(state: _State, with_repair: bool) -> Iterator[list[Guess]]:
+    """Yield guesses for views of one pool whose block strides are multiples of each other."""
+    wrong = [set(finding.views) for finding in state.audit().findings if finding.kind == "collision"]
+    for claim in state.claims:
+        if not isinstance(claim, Overlay) or claim.blocks_per_id or not any(one <= set(claim.views) for one in wrong):
+            continue
+        views = [state.views[name] for name in claim.views]
+        steps = [abs(view.stride[0]) * view.itemsize if view.shape else 0 for view in views]
+        if len(set(steps)) == 1 or not min(steps) or any(max(steps) % step for step in steps):
+            continue
+        better = replace(claim, blocks_per_id=tuple(max(steps) // step for step in steps))
+        holds = audit_views(views, [better], witnesses=False).clean
+        for view, step in zip(views, steps, strict=True):
+            if step < max(steps) and holds == with_repair:
+                facts = {"step": step, "pool": max(steps), "advice": _ONE_LENGTH}
+                facts |= {"claim": (claim, better)} if holds else {}
+                yield [Guess("block_unit", view.name, None, facts, ("pool", step))]
 
 
 _ERRORS, _ALL = ("error",), ("error", "warning")
@@ -289,9 +406,18 @@ def _ordered(result: Audit, groups: _Members, left: Audit | None, views: dict[st
         spend(len(finding.views))
         for name in finding.views[:1] if extent_alone else finding.views:
             numbers_of.setdefault(name, []).append(number)
+    marked = {mark for members in groups.values() for guess, _ in members for mark in guess.facts.get("own", ())}
+    marks = [_mark(finding) if marked else None for finding in result.findings]
     made, explained = [], set()
     for (cause, _), members in groups.items():
-        numbers = sorted({number for guess, _ in members for number in numbers_of.get(guess.view, ())})
+        numbers = sorted(
+            {
+                number
+                for guess, _ in members
+                for number in numbers_of.get(guess.view, ())
+                if (marks[number] in guess.facts["own"] if "own" in guess.facts else marks[number] not in marked)
+            }
+        )
         spend(NUMBER_COST * len(numbers))
         explained.update(numbers)
         made.append(_diagnosis(cause, members, [result.findings[number] for number in numbers], dirty, views, blamed))
@@ -315,7 +441,11 @@ def _diagnosis(
     proved = bool(repaired or claims) and not dirty[severity] & set(names)
     repair = repair_words(repaired, claims, views)
     if not repair:
-        repair = CAUSES[cause].advice or "No repair is proposed: the numbers do not show which repair is meant."
+        repair = (
+            guesses[0].facts.get("advice")
+            or CAUSES[cause].advice
+            or "No repair is proposed: the numbers do not show which repair is meant."
+        )
     elif not proved:
         repair = f"Not repaired. {repair} was tried, and the same claims do not all hold with it."
     others = dict.fromkeys(CAUSES[other.cause].apart for _, rest in members for other in rest if other.cause != cause)

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
+from kvviz.audit.budget import spend
 from kvviz.audit.findings import Audit, Finding
-from kvviz.audit.guesses import Guess, Surroundings, block_axis, family_of, start_of, steps_of
+from kvviz.audit.guesses import Guess, Surroundings, axis_name, block_axis, family_of, start_of, steps_of
 from kvviz.audit.view import View
 
 Audited = Callable[[dict[str, View]], Audit]
@@ -20,6 +21,9 @@ Audited = Callable[[dict[str, View]], Audit]
 Proposal = tuple[str, dict, list[View]]
 """A cause, its facts, and the repaired views."""
 
+
+PAIR_COST = 20
+"""Work of looking at two views together, in units of the work limit."""
 
 _KINDS = ("collision", "out_of_bounds", "self_overlap")
 
@@ -38,6 +42,34 @@ def explain_overlap(views: Mapping[str, View], findings: Sequence[Finding], audi
             cause, facts, repaired = proven
             state |= {view.name: view for view in repaired}
             yield from ([Guess(cause, view.name, view, facts)] for view in repaired)
+    left = [finding for finding in audited(state).findings if finding.kind == "collision"]
+    yield from ([guess] for finding in left for guess in _without_repair(state, finding))
+
+
+def _without_repair(state: Mapping[str, View], finding: Finding) -> list[Guess]:
+    """Return a guess about a collision whose numbers show the mistake, but not the repair."""
+    first, *others = (state[name] for name in finding.views)
+    same = [_geometry(view) == _geometry(first) for view in others]
+    if all(same):
+        facts = {"same": True, "advice": _ONE_MEMORY}
+        return [Guess("one_base", view.name, None, facts, (finding.views,)) for view in (first, *others)]
+    rows = [(view.shape[1:], view.stride[1:], view.itemsize) for view in (first, *others)]
+    steps = {abs(steps_of(view)[0]) for view in (first, *others) if view.shape} - {0}
+    if len(set(rows)) == 1 and len(steps) == 1 and first.shape:
+        (step,) = steps
+        if not any((start_of(view) - start_of(first)) % step for view in others):
+            return [Guess("table_entry", others[-1].name, None, {"other": first.name}, (finding.views,))]
+    return []
+
+
+_ONE_MEMORY = (
+    "If the names stand for one memory, keep one of the views. If views are only read, declare this. Otherwise give "
+    "each view an address of its own."
+)
+
+
+def _geometry(view: View) -> tuple:
+    return view.shape, steps_of(view), start_of(view), view.itemsize
 
 
 def _first_that_helps(state: dict[str, View], name: str, errors: int, audited: Audited) -> Proposal | None:
@@ -89,13 +121,78 @@ def scales_behind_all_data(state: Mapping[str, View], name: str) -> Proposal | N
     return None
 
 
+def scales_of_a_block(state: Mapping[str, View], name: str) -> Proposal | None:
+    """If scales lie in cells that have no room, propose them behind the data of their block; or the reverse."""
+    near = [view for view in state.values() if view.storage == state[name].storage and view.num_elements]
+    made, facts = [], {}
+    by_shape: dict[tuple, list[View]] = {}
+    for view in near:
+        by_shape.setdefault(view.shape[:-1], []).append(view)
+    pairs = ((data, scale) for scale in near if len(scale.shape) > 1 for data in by_shape.get(scale.shape, ()))
+    for data, scale in pairs:
+        spend(PAIR_COST)
+        if data.stride[-1] != 1:
+            continue
+        cell, content = data.shape[-1] * data.itemsize, _page_bytes(data)
+        cells, scales = _inner_step(data, data.shape[1:-1]), _inner_step(scale, scale.shape[1:])
+        start, in_cells = start_of(data), tuple(step * data.itemsize for step in data.stride[:-1])
+        dense = [scale.itemsize]
+        for size in reversed(scale.shape[2:]):
+            dense.insert(0, dense[0] * size)
+        if cells == cell and scales == cell + scale.itemsize and start_of(scale) == start + cell:
+            taken, start, steps = "block", start + content, (in_cells[0], *dense)
+        elif cells == cell + scale.itemsize and scales == scale.itemsize:
+            taken, start, steps = "region", start + cell, in_cells
+        else:
+            continue
+        if any(number % scale.itemsize for number in (start, *steps)):
+            continue
+        stride = tuple(step // scale.itemsize for step in steps)
+        facts = {"start": start_of(scale), "belongs": start, "taken": taken, "itemsize": scale.itemsize, "cell": cells}
+        made.append(replace(scale, stride=stride, offset=start // scale.itemsize))
+    return ("scale_region", facts, made) if made else None
+
+
+def _inner_step(view: View, sizes: Sequence[int]) -> int:
+    """Return the smallest step in bytes along the axes 1, 2, ... of these sizes."""
+    steps = [abs(view.stride[axis]) * view.itemsize for axis, size in enumerate(sizes, 1) if size > 1]
+    return min(steps, default=0)
+
+
+def values_for_bytes(state: Mapping[str, View], name: str) -> Proposal | None:
+    """If a view starts as many bytes after another view as a row there has values, propose the bytes of this row."""
+    view = state[name]
+    for one in state.values():
+        spend(PAIR_COST)
+        for before, after in ((view, one), (one, view)):
+            if before.storage != after.storage or not before.shape or before.stride[-1] != 1:
+                continue
+            count, row = before.shape[-1] * before.values, before.shape[-1] * before.itemsize
+            start = start_of(before) + row
+            if count != row and start_of(after) - start_of(before) == count and start % after.itemsize == 0:
+                facts = {"count": count, "bytes": row, "before": before.name}
+                return "element_size", facts, [replace(after, offset=start // after.itemsize)]
+    return None
+
+
+def broadcast(state: Mapping[str, View], name: str) -> Proposal | None:
+    """If an axis has the stride 0, propose that the program only reads through the view."""
+    view = state[name]
+    axes = [axis for axis, size in enumerate(view.shape) if size > 1 and view.stride[axis] == 0]
+    return ("broadcast", {"axis": axis_name(view, axes[0])}, [replace(view, read_only=True)]) if axes else None
+
+
 def _page_bytes(view: View) -> int:
     return view.num_elements // view.shape[0] * view.itemsize
 
 
+_RULES = (padding_slot, scales_behind_all_data, scales_of_a_block, values_for_bytes, broadcast)
+"""Rules that look at pairs of views, or at one view alone."""
+
+
 def _proposals(state: dict[str, View], name: str) -> Iterator[Proposal]:
     """Yield repairs for the family of a view, the likeliest first."""
-    yield from (found for rule in (padding_slot, scales_behind_all_data) if (found := rule(state, name)))
+    yield from (found for rule in _RULES if (found := rule(state, name)))
     view, around = state[name], Surroundings(state)
     family = around.family(name)
     axis = block_axis(view)

@@ -56,7 +56,7 @@ def _extent_guesses(
             yield Guess("step_for_length", name, repaired, facts)
         elif len(family) > 1 and width == owed * layers:
             yield Guess("layer_count", name, repaired, {**facts, "counted": layers, "layers": 1, "page": owed}, ("x",))
-        elif width == 2 * owed:
+        elif width == 2 * owed and step in (0, belongs):
             yield Guess("kv_packing", name, repaired, {**facts, "taken": "double"}, ("double",))
         if width % owed == 0 and width // owed > 1 and width != step:
             yield Guess("block_unit", name, repaired, {**facts, "ratio": width // owed}, (width // owed,))
@@ -75,6 +75,8 @@ def _extent_guesses(
     pairs = [pair for pair in pairs if blocks > 1 or pair[0] != "step"]  # one block has no step
     wrong = next((pair for pair in pairs
                   if facts[pair[0]] != facts[pair[1]]), ("width", "owed"))  # fmt: skip
+    if facts[wrong[0]] == facts[wrong[1]]:
+        return
     what = {
         "width": "width of a block in bytes", "step": "step along block", "start": "start", "blocks": "number of blocks"
     }[wrong[0]]  # fmt: skip

@@ -249,7 +249,7 @@ def _misplaced(findings: Sequence[Finding], views: Mapping[str, View]) -> str:
     if len(findings) > len(names) or wrong > total:  # the claim StepAlike counts blocks, not elements
         return f"{counted(wrong, 'element')} {_be(wrong)} misplaced"
     if wrong == total > 1:
-        return f"all {total:,} elements of these views are misplaced"
+        return f"all {total:,} elements of {'this view' if len(names) == 1 else 'these views'} are misplaced"
     return f"{wrong:,} of {counted(total, 'element')} ({_percent(wrong, total)}) {_be(wrong)} misplaced"
 
 

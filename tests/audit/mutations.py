@@ -5,7 +5,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import prod
 
-from kvviz.audit.claims import Claim, Covers, Disjoint, Follows, Maps
+from kvviz.audit.claims import (
+    Addressed,
+    Aligned,
+    BelongsAt,
+    Claim,
+    Covers,
+    Disjoint,
+    Follows,
+    Maps,
+    Overlay,
+    SameBytes,
+    StepAlike,
+)
 from kvviz.audit.view import Storage, View
 from kvviz.cache.buffers import allocate
 from kvviz.cache.layout import LAYOUTS
@@ -247,9 +259,123 @@ def padding_slot(sound: Sound, draw: random.Random):
     return ("padding_slot",)
 
 
+def _add(sound: Sound, views: list[View], claim: Claim) -> None:
+    sound.views |= {view.name: view for view in views}
+    sound.claims.append(claim)
+
+
+def scales_in_tails(sound: Sound, draw: random.Random):
+    """A pool whose blocks are [all data | all scales], as index keys of SGLang, read as if scales followed cells."""
+    blocks, tokens, cell = draw.randint(2, 9), draw.choice((4, 8, 16)), draw.choice((8, 32, 128))
+    page = tokens * (cell + SCALE)
+    pool = Storage("index pool", blocks * page)
+    keys = View("index data", pool, (blocks, tokens, cell), (page, cell, 1), role="data")
+    scale = View(
+        "index scale", pool, (blocks, tokens), (page // SCALE, cell // SCALE + 1), cell // SCALE, SCALE, role="scale"
+    )
+    _add(sound, [keys, scale], Disjoint((keys.name, scale.name)))
+    return ("scale_region",)
+
+
+def rounded(sound: Sound, draw: random.Random):
+    """Cells of an odd number of bytes, and scales at whole float32 elements."""
+    cells, size = draw.randint(2, 9), 4 * draw.randint(2, 9) + draw.choice((1, 2, 3))
+    pool = Storage("odd cells", cells * (size + SCALE) + SCALE)
+    keys = View("odd data", pool, (cells, size), (size + SCALE, 1), role="data")
+    scale = View("odd scale", pool, (cells,), ((size + SCALE) // SCALE,), -(-size // SCALE), SCALE, role="scale")
+    _add(sound, [keys, scale], Follows(scale.name, keys.name, size))
+    return ("rounded",)
+
+
+def values_for_bytes(sound: Sound, draw: random.Random):
+    """K of q8_0: 32 values in 34 bytes. V starts as many bytes later as K has values."""
+    tokens, groups = draw.randint(2, 9), draw.randint(2, 6)
+    row = 2 * groups * 34
+    pool = Storage("q8_0", tokens * row)
+    k = View("q K", pool, (tokens, groups), (2 * groups, 1), 0, 34, values=32)
+    v = View("q V", pool, (tokens, groups * 34), (row, 1), groups * 32)
+    _add(sound, [k, v], Disjoint((k.name, v.name)))
+    return ("element_size",)
+
+
+def broadcast(sound: Sound, draw: random.Random):
+    view = sound.views[f"layer {draw.randrange(sound.spec.num_layers)} K data"]
+    copies = (draw.randint(2, 5), *view.shape)
+    tile = replace(view, name="repeated", shape=copies, stride=(0, *view.stride), axes=(), role="tile")
+    sound.views[tile.name] = tile
+    return ("broadcast",)
+
+
+def ring(sound: Sound, draw: random.Random):
+    """A ring of slots that wraps around: the last entry names the first slot again."""
+    slots, row = draw.randint(3, 9), draw.choice((8, 16, 40))
+    pool = Storage("window", slots * row)
+    first = View("window 0 to last", pool, (slots, row), (row, 1))
+    again = View("window again", pool, (1, row), (row, 1), draw.randrange(slots) * row)
+    _add(sound, [first, again], Disjoint((first.name, again.name)))
+    return ("table_entry",)
+
+
+def pool_of_two_lengths(sound: Sound, draw: random.Random):
+    ids, ratio, block = draw.randint(3, 7), draw.choice((2, 3, 4)), draw.choice((8, 16))
+    pool = Storage("two groups", ids * ratio * block)
+    long = View("sliding group", pool, (ids, ratio * block), (ratio * block, 1))
+    short = View("full group", pool, (ids * ratio, block), (block, 1))
+    _add(sound, [long, short], Overlay((long.name, short.name)))
+    return ("block_unit",)
+
+
+def sections(sound: Sound, draw: random.Random):
+    """A rank owns a part of each section of a page, and sends one range of as many bytes."""
+    number, ranks, size = draw.randint(2, 4), draw.choice((2, 3)), draw.choice((8, 16))
+    page = Storage("page of sections", number * ranks * size)
+    parts = [View(f"own section {n}", page, (size,), (1,), n * ranks * size) for n in range(number)]
+    sent = View("sent of the page", page, (number * size,), (1,))
+    _add(sound, [*parts, sent], SameBytes(sent.name, tuple(part.name for part in parts)))
+    return ("sections",)
+
+
+def rank_sections(sound: Sound, draw: random.Random):
+    heads, share, size = draw.randint(2, 4), draw.choice((2, 3)), draw.choice((8, 16))
+    ranks = heads * share
+    pool = Storage("heads", ranks * size)
+    ours = [View(f"rank {n} head", pool, (size,), (1,), n * size) for n in range(ranks)]
+    sound.views |= {view.name: view for view in ours}
+    sound.claims += [
+        BelongsAt(view.name, replace(view, name=f"home {n}", offset=n // share * size)) for n, view in enumerate(ours)
+    ]
+    return ("rank_sections",)
+
+
+def copy_steps(sound: Sound, draw: random.Random):
+    blocks, width, gap = draw.randint(2, 6), draw.choice((16, 48)), draw.choice((4, 8))
+    source = View("copy source", Storage("device", blocks * width), (blocks, width), (width, 1))
+    step = width + gap
+    target = View("copy target", Storage("host", blocks * step), (blocks, width), (step, 1))
+    _add(sound, [source, target], StepAlike(source.name, target.name))
+    return ("copy_steps",)
+
+
+def address_width(sound: Sound, draw: random.Random):
+    large = View("large pool", Storage("large", 1 << 17), (1 << 8, 1 << draw.choice((8, 9))), (1 << 9, 1))
+    _add(sound, [large], Addressed(large.name, "int16", draw.choice(("storage", "view")), "bytes"))
+    return ("address_width",)
+
+
+def unaligned_rows(sound: Sound, draw: random.Random):
+    rows, size, boundary = draw.randint(2, 9), draw.choice((66, 130, 260)), draw.choice((16, 32, 64))
+    address = draw.choice((None, 0, boundary // 2))
+    base = {} if address is None else {"address": address, "address_modulus": 4096}
+    view = View("rows", Storage("unaligned", rows * size, **base), (rows, size), (size, 1))
+    _add(sound, [view], Aligned(view.name, boundary))
+    return ("unaligned_rows",)
+
+
 MUTATIONS: tuple[Mutation, ...] = (
     from_shape, offset_dropped, layer_count, padding_left_out, kv_swapped, token_head_order, element_size, scale_region,
     kv_packing, width_without_scales, one_base, step_for_length, block_unit, ids_of_another_unit, padding_slot,
+    scales_in_tails, rounded, values_for_bytes, broadcast, ring, pool_of_two_lengths, sections, rank_sections,
+    copy_steps, address_width, unaligned_rows,
 )  # fmt: skip
 NEED_SCALES = {from_shape, offset_dropped, layer_count, padding_left_out, kv_swapped, token_head_order, element_size,
                scale_region, kv_packing}  # fmt: skip

@@ -10,7 +10,7 @@ import pytest
 from kvviz.audit.audit import audit_views
 from kvviz.audit.case_book import cases
 from kvviz.audit.causes import CAUSES, diagnose
-from kvviz.audit.claims import Covers, Disjoint, Follows
+from kvviz.audit.claims import Aligned, BelongsAt, Covers, Disjoint, Follows, SameBytes, names_in
 from kvviz.audit.guesses import natural
 from kvviz.audit.view import Storage, View
 from kvviz.audit.views_file import load
@@ -35,7 +35,7 @@ def own_bytes(view: View) -> set[tuple[str, int]]:
 
 
 def enumerated_clean(views: list[View], claims) -> bool:
-    """What disjoint and follows claim, looked up byte by byte."""
+    """What claims about places say, looked up byte by byte."""
     named = {view.name: view for view in views}
     for claim in claims:
         if isinstance(claim, Disjoint):
@@ -45,7 +45,19 @@ def enumerated_clean(views: list[View], claims) -> bool:
         if isinstance(claim, Follows):
             data = named[claim.data]
             places = data.starts[..., 0] + claim.at_bytes
-            if (named[claim.scale].starts != places).any():
+            starts = named[claim.scale].starts
+            if ((starts if starts.shape == places.shape else starts[..., 0]) != places).any():
+                return False
+        if isinstance(claim, BelongsAt) and (named[claim.view].starts != claim.rightful.starts).any():
+            return False
+        if isinstance(claim, SameBytes):
+            whole = set().union(*(own_bytes(named[name]) for name in names_in(claim.whole)))
+            if own_bytes(named[claim.part]) != whole:
+                return False
+        if isinstance(claim, Aligned):
+            view = named[claim.view]
+            rows = view.starts[..., 0] + (view.storage.address_modulo(claim.boundary_bytes) or 0)
+            if (rows % claim.boundary_bytes).any():
                 return False
     return all(0 <= byte < view.storage.nbytes for view in views for _, byte in own_bytes(view))
 
