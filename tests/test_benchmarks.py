@@ -9,9 +9,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
+
+from kvviz.cache.codes import decode, encode
 
 ROOT = Path(__file__).parents[1]
 
@@ -331,3 +335,71 @@ def test_mooncakes_master_is_killed(call, fetched):
     done = subprocess.run(command, capture_output=True, timeout=200, text=True, errors="replace")
     assert done.returncode == 1 and "Traceback" not in done.stderr and '"engine"' not in done.stdout, done.stderr
     assert f"died with exit code -9. {fetched} of 2 readers had fetched the block. The buffer" in done.stderr
+
+
+class TestOpenCase:
+    """The watch of ``open_case_inside.py``, without an engine, and the record of ``open_case.py``."""
+
+    @pytest.fixture
+    def watched(self):
+        """Return a watch, a layer, and the layer's empty cache: 4 blocks of 16 tokens, 2 heads of size 8, int8."""
+        layer = SimpleNamespace(
+            layer_name="a", kv_sharing_target_layer_name=None, impl=SimpleNamespace(), kv_cache=None
+        )
+        return script("open_case_inside").Watch(torch, {"a": layer}), layer, torch.zeros(4, 2, 16, 24, dtype=torch.int8)
+
+    def write(self, watch, layer, cache):
+        """Write three tokens as an engine should. Return their slots."""
+        key, value = torch.randn(2, 3, 2, 8, generator=torch.Generator().manual_seed(1))
+        slots = torch.tensor([17, 18, 40])
+        cells, _ = watch.encoded(key, value, int8=True)
+        cache[slots // 16, :, slots % 16] = cells.view(torch.int8)
+        return key, value, slots
+
+    def test_expected_cells_are_those_of_the_reference_codes(self, watched):
+        watch, layer, cache = watched
+        key, value, _ = self.write(watch, layer, cache)
+        cells, values = watch.encoded(key, value, int8=True)
+        for half, given, stands_for in ((cells[..., :12], key, values[0]), (cells[..., 12:], value, values[1])):
+            data, scale = encode(given, "int8_per_token_head")
+            assert torch.equal(half[..., :8], data) and torch.equal(
+                half[..., 8:].contiguous().view(torch.float32)[..., 0], scale
+            )
+            assert torch.equal(stands_for, decode(data, scale, "int8_per_token_head"))
+
+    def test_one_changed_byte_is_named(self, watched):
+        watch, layer, cache = watched
+        key, value, slots = self.write(watch, layer, cache)
+        watch.written(layer, key, value, cache, slots)
+        assert watch.end()["summary"]["wrong_written"] == 0
+        cache[1, 1, 2, 9] ^= 1  # block 1, head 1, token 2: a byte of the scale of K
+        watch.begin()
+        watch.written(layer, key, value, cache, slots)
+        found = watch.end()
+        assert (found["summary"]["cells_written"], found["summary"]["wrong_written"]) == (3, 1)
+        (wrong,) = found["first_wrong"]
+        assert (wrong["block"], wrong["token"], wrong["head"], wrong["byte_in_cell"]) == (1, 2, 1, 9)
+        assert wrong["byte"] == ((1 * 2 + 1) * 16 + 2) * 24 + 9
+
+    def test_a_fill_names_the_tokens_that_it_changed(self, watched):
+        watch, layer, cache = watched
+        layer.kv_cache = cache
+        key, value, slots = self.write(watch, layer, cache)
+        watch.written(layer, key, value, cache, slots)
+        before = cache.untyped_storage().clone()
+        cache[2] = 1
+        watch.filled(layer, before, cache)
+        (fill,) = watch.fills
+        assert fill["changed"] == {
+            0: {"cells": 1, "of": 3, "tokens_in_block": [8], "bytes": fill["changed"][0]["bytes"]}
+        }
+
+    def test_the_record_comes_from_the_script(self):
+        open_case, record = script("open_case"), recorded("open_case")
+        assert record["release"] == open_case.RELEASE and set(record["engines"]) <= set(open_case.ENGINES)
+        for name, engine in record["engines"].items():
+            shape, dtype, chunk, requests, runs = open_case.ENGINES[name]
+            assert engine["config"] == open_case.SHAPES[shape] and engine["version"].startswith(open_case.RELEASE)
+            arguments = open_case.arguments_of(Path("model"), dtype, chunk, requests)
+            assert engine["arguments"] == {key: value for key, value in arguments.items() if key != "model"}
+            assert [{key: run[key] for key in asked} for run, asked in zip(engine["runs"], runs, strict=True)] == runs

@@ -64,6 +64,7 @@ def test_the_notebooks_are_here():
         "10_how_fast_can_a_scale_be_written",
         "11_the_challenge",
         "12_the_engine_itself",
+        "13_an_open_case",
     ]
 
 

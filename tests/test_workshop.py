@@ -135,6 +135,10 @@ SLIPS = {
         ("return byte // 13056 // 64, byte // 13056 % 64", "which comes first in the buffer"),
         ("return byte // 13056", "is not a pair of numbers"),
     ],
+    "13.1": [
+        ("return other_bytes // token_bytes", "shared: 8 is wrong: where do the tokens around this one begin and end?"),
+        ("return -(-other_bytes // token_bytes)", "unequal, roles swapped: 33 is wrong"),
+    ],
 }
 """For each exercise, likely mistakes. Each mistake has a part of the message of the check."""
 
@@ -154,6 +158,7 @@ ANSWERS = {
     "10.1": ("1,107,296,256", "570,425,344", "2 *"),
     "10.2": ("fits", "4 splits", "2 splits"),
     "12.1": ("% 30", "// 30"),
+    "13.1": ("-(-", "min(", " 9 "),
 }
 """For each exercise, words of the solution that the check must not print."""
 
