@@ -56,7 +56,7 @@ def test_example_and_statuses(tmp_path, capsys):
         ),
         ({"senders": [{"blocks": [1.5]}]}, "senders[0].blocks must be an integer"),
         ({"senders": []}, "a transfer needs at least one sender"),
-        ({"senders": [{"blocks": [[0, 3]]}]}, "must list blocks for equally many tokens"),
+        ({"senders": [{"blocks": [[0, 3]]}]}, "must list blocks for the same number of tokens"),
         ({"senders": [{"blocks": [7]}]}, "sender 0 lists blocks 7 to 7, but it has 4 blocks"),
         ({"senders": [{"holds": {"head": [0]}}]}, "sender 0 holds 1 numbers of axis head, but K has 2"),
     ],
