@@ -265,15 +265,16 @@ def _compare(options: argparse.Namespace) -> int:
     from kvviz.audit import compare, rank_bytes, transfer_file, views_file
     from kvviz.audit.budget import TooMuchWorkError
 
-    inputs = {"A.json": options.sender, "B.json": options.receiver, "--transfer": options.transfer}
-    for name, path in inputs.items():
-        if path and options.json and _same_file(path, options.json):
-            raise OSError(f"--json and {name} are the same file, {path}: give --json another path")
     sent, received = (views_file.read(path).views for path in (options.sender, options.receiver))
+    files: tuple[Path, ...] = ()
     if options.transfer:
-        transfer = transfer_file.read_transfer(options.transfer, sent, received)
+        transfer, files = transfer_file.read_transfer(options.transfer, sent, received)
     else:
         transfer = compare.default_transfer(rank_bytes.Rank(sent), rank_bytes.Rank(received))
+    inputs = [options.sender, options.receiver, *files, *([options.transfer] if options.transfer else [])]
+    for path in inputs:
+        if options.json and _same_file(path, options.json):
+            raise OSError(f"--json and an input are the same file, {path}: give --json another path")
     try:
         result = compare.compare(transfer)
     except TooMuchWorkError as error:

@@ -9,7 +9,7 @@ The test fails if the tensors share bytes. The message says the cause and a repa
 project of the environment. So this file imports the audit only when a test needs it.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -105,23 +105,46 @@ class Layout:
         return assert_layout(views, [*usual_claims(owners), *self._claims])
 
 
+_LAYOUTS = pytest.StashKey[list[Layout]]()
+"""The layouts of one test."""
+
+
+class LayoutFailed(pytest.fail.Exception, AssertionError):
+    """A layout has findings. pytest prints the message without a traceback, because no line of the test is to blame."""
+
+
 @pytest.fixture
-def layout() -> Layout:
+def layout(request: pytest.FixtureRequest) -> Iterator[Layout]:
     """Collect the tensors of a cache, and audit them at the end of the test."""
-    return Layout()
+    collected = Layout()
+    request.node.stash.setdefault(_LAYOUTS, []).append(collected)
+    yield collected
+    _check([collected])  # what was added after the test function, for example by another fixture
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> object:
-    """At the end of a test, check its ``layout``. If there is an error, the test fails."""
-    outcome = yield
-    collected = pyfuncitem.funcargs.get("layout")
-    if isinstance(collected, Layout) and not collected.checked:
+def pytest_runtest_call(item: pytest.Item) -> object:
+    """Audit what a test added to ``layout`` but did not check. A finding fails the test itself."""
+    layouts = item.stash.setdefault(_LAYOUTS, [])
+    try:
+        outcome = yield
+    except BaseException:  # the test failed for a reason of its own: one reason is enough
+        for one in layouts:
+            one.checked = True
+        raise
+    _check(layouts)
+    return outcome
+
+
+def _check(layouts: "Iterable[Layout]") -> None:
+    """Audit the layouts that were not audited yet."""
+    for one in layouts:
+        if one.checked:
+            continue
         text = ""
         try:
-            collected.check()
+            one.check()
         except AssertionError as error:
             text = str(error)
         if text:
-            pytest.fail(text, pytrace=False)  # print only the text: no line of the test is wrong
-    return outcome
+            raise LayoutFailed(text, pytrace=False)

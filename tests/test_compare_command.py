@@ -1,6 +1,7 @@
 """``kvviz compare``: its output, exit statuses, and the example in docs/compare.md."""
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -35,11 +36,11 @@ def test_example_and_statuses(tmp_path, capsys):
     assert command.main(["compare", a, b, "--transfer", str(transfer)]) == 2
     assert "must have the format 'kvviz-transfer' and the version 1" in capsys.readouterr().err
     assert command.main(["compare", a, b, "--json", a]) == 2
-    assert "--json and A.json are the same file" in capsys.readouterr().err
+    assert "--json and an input are the same file" in capsys.readouterr().err
     assert "views" in Path(a).read_text()
     huge = written(tmp_path / "huge.json", 1 << 20, 4)
     assert command.main(["compare", huge, huge, "--json", str(out)]) == 3
-    assert "not judged: the comparison would follow" in capsys.readouterr().err
+    assert "not judged: the comparison would take" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -55,6 +56,9 @@ def test_example_and_statuses(tmp_path, capsys):
             "must have integers, [start, stop] or [start, stop, step], not [0]",
         ),
         ({"senders": [{"blocks": [1.5]}]}, "senders[0].blocks must be an integer"),
+        ({"version": True}, "and the version 1"),
+        ({"senders": [{"file": None}]}, "senders[0].file must be the path of a views file, not None"),
+        ({"pieces": [{"sender": 0, "receiver": 0, "from": "K", "to": "K", "from_block": 0}]}, "only one of from_block"),
         ({"senders": []}, "a transfer needs at least one sender"),
         ({"senders": [{"blocks": [[0, 3]]}]}, "must list blocks for the same number of tokens"),
         ({"senders": [{"blocks": [7]}]}, "sender 0 lists blocks 7 to 7, but it has 4 blocks"),
@@ -69,3 +73,17 @@ def test_bad_transfers_are_one_sentence(tmp_path, capsys, change, words):
     assert command.main(["compare", a, b, "--transfer", str(transfer)]) == 2
     error = capsys.readouterr().err
     assert words in error and error.count("\n") == 1
+
+
+def test_a_file_that_the_transfer_names_is_not_overwritten(tmp_path, capsys):
+    a, b = written(tmp_path / "a.json", 2, 4), written(tmp_path / "b.json", 2, 4)
+    given = {"format": "kvviz-transfer", "version": 1, "senders": [{}], "receivers": [{"file": "b.json"}], "pieces": []}
+    transfer = tmp_path / "t.json"
+    transfer.write_text(json.dumps(given))
+    assert command.main(["compare", a, a, "--transfer", str(transfer), "--json", b]) == 2
+    assert "--json and an input are the same file" in capsys.readouterr().err and "views" in Path(b).read_text()
+    os.mkfifo(tmp_path / "pipe")
+    assert command.main(["compare", a, a, "--transfer", str(tmp_path / "pipe")]) == 2
+    transfer.write_text('{"format": "kvviz-transfer", "format": "x"}')
+    assert command.main(["compare", a, a, "--transfer", str(transfer)]) == 2
+    assert "the field 'format' is given twice" in capsys.readouterr().err

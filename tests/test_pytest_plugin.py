@@ -112,6 +112,65 @@ def test_a_test_that_fails_for_another_reason_fails_once(project):
     assert "of its own" in failed.stdout and "torch tensors and numpy" not in failed.stdout
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        """
+import unittest
+import numpy as np
+import pytest
+
+class TestCache(unittest.TestCase):
+    @pytest.fixture(autouse=True)
+    def keep(self, layout):
+        self.layout = layout
+
+    def test_it(self):
+        buffer = np.zeros(16, np.uint8)
+        self.layout.add({"a": buffer[0:8], "b": buffer[4:12]})
+""",
+        """
+import numpy as np
+
+def test_it(request):
+    buffer = np.zeros(16, np.uint8)
+    request.getfixturevalue("layout").add({"a": buffer[0:8], "b": buffer[4:12]})
+""",
+        """
+import numpy as np
+import pytest
+
+@pytest.fixture
+def late(layout):
+    yield
+    buffer = np.zeros(16, np.uint8)
+    layout.add({"a": buffer[0:8], "b": buffer[4:12]})
+
+def test_it(late):
+    pass
+""",
+    ],
+    ids=["unittest", "asked for", "after the test"],
+)
+def test_a_layout_is_checked_wherever_it_comes_from(project, source):
+    done = project(source)
+    assert done.returncode == 1 and "not clean" in done.stdout
+
+
+def test_a_finding_is_an_assertion_error(project):
+    source = """
+import numpy as np
+import pytest
+
+@pytest.mark.xfail(raises=AssertionError, strict=True)
+def test_it(layout):
+    buffer = np.zeros(16, np.uint8)
+    layout.add({"a": buffer[0:8], "b": buffer[4:12]})
+"""
+    done = project(source)
+    assert done.returncode == 0 and "1 xfailed" in done.stdout
+
+
 def action(tmp_path, files):
     """Run the audit step of action.yml as GitHub does. Return its exit status, its output and the summary."""
     steps = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))["runs"]["steps"]
@@ -144,6 +203,9 @@ def test_action(tmp_path):
     assert action(tmp_path, "clean.json other.json")[0] == 2
     status, output, summary = action(tmp_path, "none*.json")
     assert status == 2 and "no file matches none*.json" in output and "no file matches" in summary
+    status, output, summary = action(tmp_path, "clean.json miss*.json")
+    assert status == 2 and "no file matches miss*.json" in summary and "### clean.json" in summary
+    assert action(tmp_path, " ")[0] == 2
 
 
 def test_action_installs_kvviz():

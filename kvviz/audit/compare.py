@@ -33,8 +33,11 @@ from kvviz.audit.view import View
 
 COMPARISON_FORMAT, COMPARISON_VERSION = "kvviz-comparison", 1
 
-MAX_UNITS = 1 << 23
-"""Largest number of units that one comparison follows. Eight million units take a few seconds and 500 MB."""
+MAX_UNITS = 1 << 22
+"""Largest number of units that one comparison follows. Four million units take a few seconds and 400 MB."""
+
+UNITS_PER_STEP = 1 << 8
+"""Units that one piece of one period costs in addition to its bytes."""
 
 MAX_REPAIR_PIECES = 1 << 12
 """Largest number of pieces of a repair. A longer repair is not tried."""
@@ -48,8 +51,9 @@ OUTCOMES = {
     "foreign": "are copied over blocks that the transfer does not list",
     "padding": "are copied to bytes of no view",
     "out_of_bounds": "are copied outside the receiver's memory",
+    "unreadable": "are read outside the sender's memory",
 }
-"""What can happen to a byte. The last three outcomes count copied bytes that leave the listed blocks."""
+"""What can happen to a byte. The last four outcomes count copied bytes that leave the listed blocks."""
 
 HARMLESS = ("right", "repeated", "padding")
 
@@ -201,6 +205,8 @@ class _Judge:
             raise ValueError("a transfer needs at least one sender and one receiver")
         self.period = lcm(*(rank.span for rank in self.ranks))
         self.periods = self._periods()
+        if not self.periods:
+            raise ValueError("the ranks list no blocks, so there is nothing to compare; list at least one block")
         self.pieces = [one for piece in transfer.pieces for one in self._placed(piece)]
         self.contents = contents_of(self.ranks, self.period)
         lengths = [n for p in self.pieces for n in (p.from_byte, p.to_byte, p.nbytes or 0)]
@@ -243,14 +249,16 @@ class _Judge:
         if piece.nbytes is not None and piece.nbytes < 0:
             raise ValueError(f"the length of a piece must be at least 0, but it is {piece.nbytes}")
         sent, got = self._phases(one), self._phases(two)
-        if piece.from_block is None and piece.to_block is None:
+        if (piece.from_block is None) != (piece.to_block is None):
+            raise ValueError("a piece has only one of from_block and to_block; give both, or none of them")
+        if piece.from_block is None:
             if sent != got:
                 raise ValueError(
                     f"{one.label} has {sent} blocks per period and {two.label} has {got}; "
                     "give each piece from_block and to_block"
                 )
             return [replace(piece, from_block=n, to_block=n) for n in range(sent)]
-        first, second = piece.from_block or 0, piece.to_block or 0
+        first, second = piece.from_block, piece.to_block
         if not (0 <= first < sent and 0 <= second < got):
             raise ValueError(
                 f"from_block must be from 0 to {sent - 1} and to_block from 0 to {got - 1}, not {first} and {second}"
@@ -262,9 +270,10 @@ class _Judge:
         units += sum(
             _view_bytes(self.senders[p.sender].views[p.source]) if p.nbytes is None else p.nbytes for p in self.pieces
         )
-        if rows * (units // self.unit) > MAX_UNITS:
+        work = rows * (units // self.unit + UNITS_PER_STEP * len(self.pieces))
+        if work > MAX_UNITS:
             raise TooMuchWorkError(
-                f"the comparison would follow {rows * (units // self.unit):,} units of {self.unit} bytes, more than "
+                f"the comparison would take {work:,} units of work of {self.unit} bytes each, more than "
                 f"{MAX_UNITS:,}; compare fewer views, or list the blocks of each rank in fewer ranges"
             )
 
@@ -294,8 +303,6 @@ class _Judge:
                 (self.receivers[move.piece.receiver], move.target_group, move.target, move.target_place),
             ):
                 reach = max(reach, rank.away(group, offsets[own < 0]) if (own < 0).any() else 0)
-        if not self.periods:
-            return []
         if not reach:
             return [_Row(0, self.periods, 0)]
         runs = self._runs()
@@ -352,15 +359,29 @@ class _Judge:
             piece, rank = move.piece, self.receivers[move.piece.receiver]
             for row, (period, _, _) in enumerate(self.rows):
                 code, come = self._sent(move, period)
+                self._count_unreadable(number, row, counts, first)
                 inside = move.target_place >= 0
                 right = (code == self._needed(rank, move.target_place, piece.to_block)) & (come == period)
                 where = row, piece.to_block, move.target_place[inside]
-                landed[piece.receiver].take(where, right[inside], number, np.flatnonzero(inside), period)
+                landed[piece.receiver].take(where, right[inside], number, np.flatnonzero(inside), row)
                 if not inside.all():
                     self._stray(number, row, code, come, landed[piece.receiver], row_of, counts, first)
         for number, rank in enumerate(self.receivers):
             self._count(number, rank, landed[number], counts, first)
         return Comparison(counts, first, self._notes())
+
+    def _count_unreadable(self, number: int, row: int, counts: dict[str, int], first: dict[str, Example]) -> None:
+        """Count the units that a piece reads outside the sender's memory."""
+        move, (period, weight, alike) = self.moves[number], self.rows[row]
+        rank, phase = self.senders[move.piece.sender], move.piece.from_block
+        away = np.flatnonzero(move.source_place < 0)
+        if not away.size or not weight:
+            return
+        addresses = move.source[away] + rank.block_at(period * self._phases(rank) + phase) * move.source_group[1]
+        outside = (addresses < 0) | (addresses >= _storage_bytes(rank, move.source_group[0]) // self.unit)
+        if outside.any():
+            counts["unreadable"] += int(outside.sum()) * weight * self.unit
+            first.setdefault("unreadable", Example(self._origin(number, int(away[np.argmax(outside)]), alike)))
 
     def _sent(self, move: "_Move", period: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the code and the period of each unit that a piece sends. Code -1 means: of no listed block."""
@@ -399,8 +420,7 @@ class _Judge:
         offsets = move.target[away]
         place, block, position = self._look_up(rank, move.target_group, offsets, period, phase)
         addresses = offsets + rank.block_at(period * self._phases(rank) + phase) * move.target_group[1]
-        nbytes = next(v.storage.nbytes for v in rank.rank.views if v.storage.name == move.target_group[0])
-        outside = (addresses < 0) | (addresses >= nbytes // self.unit)
+        outside = (addresses < 0) | (addresses >= _storage_bytes(rank, move.target_group[0]) // self.unit)
         chosen = {
             "out_of_bounds": outside,
             "padding": ~outside & (place < 0),
@@ -427,7 +447,7 @@ class _Judge:
                 these = (then == goal) & (phases == one) & (position >= 0)
                 right = (code[away] == self._needed(rank, place, int(one))) & (come[away] == goal)
                 where = row_of[int(goal)], int(one), place[these]
-                landed.take(where, right[these], number, away[these], period)
+                landed.take(where, right[these], number, away[these], row)
 
     def _count(
         self, number: int, rank: RankBytes, landed: "_Landed", counts: dict[str, int], first: dict[str, Example]
@@ -453,7 +473,7 @@ class _Judge:
             gets = ""
             if hits[row, phase, place]:
                 by, unit = int(landed.piece[row, phase, place]), int(landed.unit[row, phase, place])
-                gets = self._origin(by, unit, int(landed.period[row, phase, place]) - later)
+                gets = self._origin(by, unit, self.rows[landed.row[row, phase, place]].period - later)
             needs = self._holder(self._needed(rank, np.array([place]), phase), period)
             first[outcome] = Example(rank.text(place, block, self.contents), gets, needs)
 
@@ -469,7 +489,10 @@ class _Judge:
             text = rank.text(int(place[0]), int(block[0]), self.contents)
             return text if position[0] >= 0 else f"{text}, a block that the transfer does not list"
         address = int(move.source[unit]) + rank.block_at(period * self._phases(rank) + phase) * move.source_group[1]
-        return f"{rank.label} byte {address * self.unit} of storage {move.source_group[0]}, which belongs to no view"
+        nbytes = _storage_bytes(rank, move.source_group[0])
+        inside = 0 <= address * self.unit < nbytes
+        why = "which belongs to no view" if inside else f"which has {nbytes} bytes"
+        return f"{rank.label} byte {address * self.unit} of storage {move.source_group[0]}, {why}"
 
     def _held(self) -> tuple[np.ndarray, ...]:
         """Return four arrays about all units of the senders, sorted by code: code, sender, phase and place."""
@@ -541,16 +564,24 @@ class _Judge:
             )  # fmt: skip
 
     def _notes(self) -> tuple[str, ...]:
-        sizes = [
-            {(v.name, v.itemsize) for r in ranks for v in r.rank.views} for ranks in (self.senders, self.receivers)
-        ]
-        sent, got = (dict(sorted(side)) for side in sizes)
-        return tuple(
-            f"{name} has elements of {sent[name]} bytes at the sender and of {got[name]} bytes at the receiver. "
-            "A copy of bytes cannot convert them."
-            for name in sent
-            if name in got and sent[name] != got[name]
+        sent, got = (
+            {view.name: rank.key(view) for rank in ranks for view in rank.rank.views}
+            for ranks in (self.senders, self.receivers)
         )
+        notes = []
+        for name in sent.keys() & got.keys():
+            (_, size, tokens), (_, other_size, other_tokens) = sent[name], got[name]
+            if size != other_size:
+                notes.append(
+                    f"{name} has elements of {size} bytes at the sender and of {other_size} bytes at the receiver. "
+                    "A copy of bytes cannot convert them."
+                )
+            elif tokens != other_tokens:
+                notes.append(
+                    f"An element of {name} stands for {tokens} tokens at the sender and for {other_tokens} tokens at "
+                    "the receiver. A copy of bytes cannot merge or split them."
+                )
+        return tuple(sorted(notes))
 
 
 class _Row(NamedTuple):
@@ -583,20 +614,20 @@ class _Move:
 class _Landed:
     """What lands on one receiver: arrays of shape (followed periods, blocks per period, units of a block).
 
-    ``hits`` counts copies, and ``good`` counts copies with the right content. ``piece``, ``unit`` and ``period`` say
+    ``hits`` counts copies, and ``good`` counts copies with the right content. ``piece``, ``unit`` and ``row`` say
     where the last copy came from.
     """
 
     def __init__(self, shape: tuple[int, int, int]) -> None:
-        self.hits, self.good, self.piece, self.unit, self.period = (np.zeros(shape, np.int64) for _ in range(5))
+        self.hits, self.good, self.piece, self.unit, self.row = (np.zeros(shape, np.int32) for _ in range(5))
 
     def take(
-        self, where: tuple[int, int, np.ndarray], right: np.ndarray, piece: int, unit: np.ndarray, period: int
+        self, where: tuple[int, int, np.ndarray], right: np.ndarray, piece: int, unit: np.ndarray, row: int
     ) -> None:
         """Record one copy of one piece. ``where`` is the row, the phase, and the places, each only once."""
         self.hits[where] += 1
         self.good[where] += right
-        self.piece[where], self.unit[where], self.period[where] = piece, unit, period
+        self.piece[where], self.unit[where], self.row[where] = piece, unit, row
 
 
 def _refuse_shared_bytes(rank: RankBytes) -> None:
@@ -606,6 +637,11 @@ def _refuse_shared_bytes(rank: RankBytes) -> None:
             f"{rank.label}: views share bytes or leave their storage ({found.findings[0].kind}), so the meaning of a "
             f"byte is not clear; run kvviz audit on the views file of this rank first"
         )
+
+
+def _storage_bytes(rank: RankBytes, name: str) -> int:
+    """Return the size of a storage of a rank."""
+    return next(view.storage.nbytes for view in rank.rank.views if view.storage.name == name)
 
 
 def _view_bytes(view: View) -> int:

@@ -27,6 +27,10 @@ MAX_RANGES = 1 << 10
 """Largest number of ranges for a rank with more than MAX_LISTED blocks."""
 
 
+Key = tuple[str, int, int]
+"""Name of a view, bytes of its elements, and number of tokens per element."""
+
+
 @dataclass(frozen=True)
 class Rank:
     """One process: its views, the part of the model that it holds, and its blocks.
@@ -37,14 +41,14 @@ class Rank:
         views: the views of the process.
         holds: for each axis, the numbers in the whole model. Example: ``{"head": (4, 5)}`` means that heads 0 and 1 of
             the rank are heads 4 and 5 of the model. An axis without an entry holds 0, 1, 2 and so on.
-        blocks: ids of the blocks, in the order of the tokens. If it is empty, the rank uses all blocks in order.
+        blocks: ids of the blocks, in the order of the tokens. None means all blocks in order.
         world, place, interleave: decode context parallelism: ``world`` ranks share the tokens. Token i lies on the rank
             with ``place == i // interleave % world`` (vLLM 0.32.0).
     """
 
     views: tuple[View, ...]
     holds: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    blocks: tuple[range, ...] = ()
+    blocks: tuple[range, ...] | None = None
     world: int = 1
     place: int = 0
     interleave: int = 1
@@ -117,16 +121,25 @@ class RankBytes:
                     f'{self.label}: {view.name} has the axes {view.axes}; one axis must have the name "block", and '
                     f"all names must be different"
                 )
+            if 0 in view.shape:
+                raise ValueError(f"{self.label}: {view.name} of shape {view.shape} has no elements; leave it out")
         self.block_size = max(_length(view, "token") for view in rank.views)
         self.slots = tokens_of(self.block_size, rank.world, rank.place, rank.interleave)
         self.span = self.block_size * rank.world
         """Tokens from the first token of a block to the first token of the next block of this rank."""
         self.capacity = min(map(blocks_of, rank.views))
-        self.blocks = tuple(ids for ids in rank.blocks or (range(self.capacity),) if ids)
+        given = (range(self.capacity),) if rank.blocks is None else rank.blocks
+        self.blocks = tuple(ids for ids in given if ids)
         self.count = sum(map(len, self.blocks))
         self._check()
 
     def _check(self) -> None:
+        axes = {axis for view in self.rank.views for axis in view.axes} - {"block", "token"}
+        if unknown := sorted(self.rank.holds.keys() - axes):
+            raise ValueError(
+                f"{self.label} holds numbers of {unknown[0]!r}, but its views have no such axis; only the axes "
+                f"{', '.join(sorted(axes))} can be held (blocks and tokens have fields of their own)"
+            )
         for ids in self.blocks:
             low, high = sorted((ids[0], ids[-1]))
             if low < 0 or high >= self.capacity:
@@ -163,6 +176,15 @@ class RankBytes:
                         f"but {view.name} has {_length(view, axis)}"
                     )
 
+    def key(self, view: View) -> "Key":
+        """Return what says whether two views hold the same content: name, element size, tokens per element.
+
+        A scale for 32 tokens is not the scale of 16 tokens, also if both are float32. If an element stands for several
+        tokens, the tokens that share a block must be the same too.
+        """
+        tokens = self.block_size // _length(view, "token")
+        return view.name, view.itemsize, tokens if tokens == 1 else tokens * self.rank.world
+
     def held(self, view: View, axis: str) -> np.ndarray:
         """Return the numbers of one axis in the whole model. For tokens, return the numbers of the first block."""
         size = _length(view, axis)
@@ -176,18 +198,18 @@ class RankBytes:
         plain = axis not in ("token", "block") and axis not in self.rank.holds
         return axis if plain and view.stride[view.axes.index(axis)] == 1 else None
 
-    def lengths(self, contents: Mapping[tuple[str, int], Content]) -> list[int]:
+    def lengths(self, contents: Mapping[Key, Content]) -> list[int]:
         """Return every start, step and length in bytes. The size of a unit must divide all of them."""
         found = []
         for view in self.rank.views:
-            content = contents[view.name, view.itemsize]
+            content = contents[self.key(view)]
             run = self.run_axis(view, content)
             steps = [s for a, n, s in zip(view.axes, view.shape, view.stride, strict=True) if n > 1 and a != run]
             found += [view.itemsize * number for number in (view.offset, *steps)] + [view.storage.nbytes]
             found += [view.itemsize * n for n in (_length(view, run), content.sizes[-1])] if run else [view.itemsize]
         return found
 
-    def number_bytes(self, contents: Mapping[tuple[str, int], Content], period: int, unit: int) -> None:
+    def number_bytes(self, contents: Mapping[Key, Content], period: int, unit: int) -> None:
         """Make arrays about the units of one block. In each group, the units are sorted by offset.
 
         ``offset`` and ``code`` are those of the first block. In the next block of this rank, the code is larger by
@@ -196,7 +218,7 @@ class RankBytes:
         self.unit = unit
         parts: dict[tuple[str, int], list[tuple[np.ndarray, ...]]] = {}
         for number, view in enumerate(self.rank.views):
-            content = contents[view.name, view.itemsize]
+            content = contents[self.key(view)]
             run = self.run_axis(view, content)
             sizes = dict(zip(content.axes, content.sizes, strict=True)) | {"token": period}
             per_number, code = {}, 1
@@ -222,7 +244,11 @@ class RankBytes:
         for key, found in parts.items():
             columns = [np.concatenate(column) for column in zip(*found, strict=True)]
             order = np.argsort(columns[0], kind="stable")
-            sorted_parts.append([column[order] for column in columns])
+            columns = [column[order] for column in columns]
+            if shared := np.flatnonzero(np.diff(columns[0]) == 0).tolist():
+                name = self.rank.views[columns[3][shared[0]]].name
+                raise ValueError(f"{self.label}: two elements of {name} share a byte, so this byte has no one meaning")
+            sorted_parts.append(columns)
             self.groups[key] = slice(start, start := start + order.size)
         self.offset, self.code, self.per_block, self.view = map(np.concatenate, zip(*sorted_parts, strict=True))
         self._residues: dict[tuple[str, int], tuple[np.ndarray, np.ndarray]] = {}
@@ -299,10 +325,10 @@ class RankBytes:
             position -= len(ids)
         raise IndexError(position)
 
-    def text(self, place: int, block: int, contents: Mapping[tuple[str, int], Content]) -> str:
+    def text(self, place: int, block: int, contents: Mapping[Key, Content]) -> str:
         """Return a unit as text, for example ``sender 0 K [block 3, token 5, head 2 (head 6 of the model)]``."""
         view = self.rank.views[self.view[place]]
-        run = self.run_axis(view, contents[view.name, view.itemsize])
+        run = self.run_axis(view, contents[self.key(view)])
         address = int(self.offset[place]) * self.unit - view.offset * view.itemsize
         index = []
         for axis, size, step in zip(view.axes, view.shape, view.stride, strict=True):
@@ -336,16 +362,16 @@ class RankBytes:
         return int(np.flatnonzero((flat <= wanted) & (wanted < flat + length))[0])
 
 
-def contents_of(ranks: list[RankBytes], period: int) -> dict[tuple[str, int], Content]:
+def contents_of(ranks: list[RankBytes], period: int) -> dict[Key, Content]:
     """Give a code to each content of a comparison. ``period`` is the number of tokens of one period.
 
     Raises:
         ValueError: views of one name have different axes.
     """
-    found: dict[tuple[str, int], Content] = {}
+    found: dict[Key, Content] = {}
     first = 0
-    for key in dict.fromkeys((view.name, view.itemsize) for rank in ranks for view in rank.rank.views):
-        views = [(rank, view) for rank in ranks for view in rank.rank.views if (view.name, view.itemsize) == key]
+    for key in dict.fromkeys(rank.key(view) for rank in ranks for view in rank.rank.views):
+        views = [(rank, view) for rank in ranks for view in rank.rank.views if rank.key(view) == key]
         axes = views[0][1].axes
         for rank, view in views:
             if set(view.axes) != set(axes):
@@ -355,12 +381,12 @@ def contents_of(ranks: list[RankBytes], period: int) -> dict[tuple[str, int], Co
                 )
         inner = tuple(axis for axis in axes if axis not in ("block", "token"))
         sizes = tuple(max(int(rank.held(view, axis).max(initial=0)) + 1 for rank, view in views) for axis in inner)
-        found[key] = Content(*key, inner, sizes, first)
+        found[key] = Content(*key[:2], inner, sizes, first)
         first += period * prod(sizes) * key[1]
     return found
 
 
-def common_unit(ranks: list[RankBytes], contents: Mapping[tuple[str, int], Content], more: list[int]) -> int:
+def common_unit(ranks: list[RankBytes], contents: Mapping[Key, Content], more: list[int]) -> int:
     """Return the largest number of bytes that divides every start, step and length, and all numbers in ``more``."""
     return (
         gcd(*more, *(n for rank in ranks for n in rank.lengths(contents)), *(c.first for c in contents.values())) or 1

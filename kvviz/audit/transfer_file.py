@@ -29,30 +29,45 @@ MAX_HELD = 1 << 20
 """A rank may hold at most this many numbers along one axis."""
 
 
-def read_transfer(path: str | os.PathLike, sender: Sequence[View], receiver: Sequence[View]) -> Transfer:
-    """Read a transfer file. ``sender`` and ``receiver`` are the views of ranks without ``file``.
+def read_transfer(
+    path: str | os.PathLike, sender: Sequence[View], receiver: Sequence[View]
+) -> tuple[Transfer, tuple[Path, ...]]:
+    """Read a transfer file. Return the transfer, and the paths of the views files that it names.
+
+    Args:
+        sender, receiver: the views of ranks without ``file``.
 
     Raises:
         ValueError: the file breaks the format.
         OSError: a file cannot be opened.
     """
+    views_file.check_regular(Path(path))
     with Path(path).open("rb") as file:
         data = file.read(MAX_FILE_BYTES + 1)
     if len(data) > MAX_FILE_BYTES:
         raise ValueError(f"{path} has more than {MAX_FILE_BYTES} bytes; a transfer file must be smaller")
     try:
-        given = json.loads(data)
+        given = json.loads(data, object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not JSON: {error}") from error
+        raise ValueError(f"{path} cannot be read as JSON: {error}") from error
     _check(given, "the transfer file", {"format", "version", "senders", "receivers", "pieces"})
-    if (given.get("format"), given.get("version")) != (FORMAT, VERSION):
+    if given.get("format") != FORMAT or type(given.get("version")) is not int or given["version"] != VERSION:
         raise ValueError(f"{path} must have the format {FORMAT!r} and the version {VERSION}")
-    sides = []
+    sides, files = [], []
     for name, views in (("senders", sender), ("receivers", receiver)):
         records = _list(given.get(name), name)
         sides.append(tuple(_rank(one, f"{name}[{n}]", Path(path).parent, views) for n, one in enumerate(records)))
+        files += [Path(path).parent / one["file"] for one in records if "file" in one]
     pieces = tuple(_piece(one, f"pieces[{n}]") for n, one in enumerate(_list(given.get("pieces"), "pieces")))
-    return Transfer(*sides, pieces)
+    return Transfer(*sides, pieces), tuple(files)
+
+
+def _object(pairs: list[tuple[str, object]]) -> dict:
+    """Return a JSON object as a dict. Refuse a field that is given twice: Python would keep the last value."""
+    names = [name for name, _ in pairs]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ValueError(f"the field {twice!r} is given twice")
+    return dict(pairs)
 
 
 def _check(record: object, where: str, known: set[str]) -> None:
@@ -87,7 +102,9 @@ def _ranges(value: object, where: str) -> tuple[range, ...]:
 def _rank(record: object, where: str, folder: Path, views: Sequence[View]) -> Rank:
     _check(record, where, {"file", "holds", "blocks", "world", "place", "interleave"})
     record = dict(record)
-    found = views_file.read(folder / str(record.pop("file"))).views if "file" in record else tuple(views)
+    if not isinstance(record.get("file", ""), str):
+        raise ValueError(f"{where}.file must be the path of a views file, not {record['file']!r}")
+    found = views_file.read(folder / record.pop("file")).views if "file" in record else tuple(views)
     given = record.pop("holds", {})
     _check(given, f"{where}.holds", set(given) if isinstance(given, dict) else set())
     holds = {}
@@ -96,7 +113,7 @@ def _rank(record: object, where: str, folder: Path, views: Sequence[View]) -> Ra
         if sum(map(len, ranges)) > MAX_HELD or any(r and min(r[0], r[-1]) < 0 for r in ranges):
             raise ValueError(f"{where}.holds.{axis} must have at most {MAX_HELD} numbers, each of at least 0")
         holds[axis] = tuple(n for r in ranges for n in r)
-    blocks = _ranges(record.pop("blocks", []), f"{where}.blocks")
+    blocks = _ranges(record.pop("blocks"), f"{where}.blocks") if "blocks" in record else None
     rest = {name: _number(value, f"{where}.{name}") for name, value in record.items()}
     return Rank(found, holds, blocks, **rest)
 

@@ -104,7 +104,7 @@ def read(path: str | os.PathLike) -> ViewsFile:
         ViewsFileError: the file has more than :data:`MAX_FILE_BYTES` bytes, or breaks the format.
         OSError: the file cannot be opened, or the path is a folder or a named pipe. A named pipe could wait forever.
     """
-    _check_regular(Path(path))
+    check_regular(Path(path))
     with Path(path).open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         data = file.read(MAX_FILE_BYTES + 1) if size <= MAX_FILE_BYTES else b""
@@ -120,7 +120,7 @@ def read(path: str | os.PathLike) -> ViewsFile:
     return load(text)
 
 
-def _check_regular(path: Path) -> None:
+def check_regular(path: Path) -> None:
     """Raise an OSError if a path is a folder or a named pipe. ``/dev/stdin`` and ``/dev/fd/63`` may be pipes."""
     mode = path.stat().st_mode if path.exists() else stat.S_IFREG  # if there is no file, the caller's open() raises
     if stat.S_ISDIR(mode):

@@ -11,6 +11,7 @@ from math import lcm
 
 import pytest
 
+from kvviz.audit.budget import TooMuchWorkError
 from kvviz.audit.compare import OUTCOMES, Piece, Transfer, _Judge, compare, default_transfer
 from kvviz.audit.rank_bytes import Rank, tokens_of
 from kvviz.audit.view import Storage, View
@@ -71,6 +72,7 @@ def simulated(transfer):
                 a = source.start_of((ids[p], 0, 0, 0)) + piece.from_byte + k
                 b = target.start_of((goal[q], 0, 0, 0)) + piece.to_byte + k
                 sent = means[id(one)].get(a, (None,))[0]
+                counts["unreadable"] += not 0 <= a < source.storage.nbytes
                 if b in means[id(two)]:
                     landed[piece.receiver].setdefault(b, []).append(sent)
                 else:
@@ -122,6 +124,7 @@ def test_like_a_simulation(part, monkeypatch):
     far = part >= 4
     if far:  # so few units that periods in the middle of a run must stand for each other
         monkeypatch.setattr("kvviz.audit.compare.MAX_UNITS", 1 << 15)
+        monkeypatch.setattr("kvviz.audit.compare.UNITS_PER_STEP", 0)
     shortened = 0
     for _ in range(12 if far else 100):
         total = 480 if far else rng.choice((8, 16))
@@ -194,7 +197,7 @@ def served(row, shift=0):
                                           fillvalue=read["remote_block_bytes"][-1])  # fmt: skip
             for phase, ((start, n), (to, _)) in enumerate(spans):
                 pieces += [Piece(read["remote_rank"], reader["rank"], name, name, start + shift + h * one.stride[2],
-                                 to + h * two.stride[2], n, phase if small[0] < small[1] else None)
+                                 to + h * two.stride[2], n, *((phase, 0) if small[0] < small[1] else ()))
                            for name in names for h in heads]  # fmt: skip
     return Transfer(*ranks, tuple(pieces))
 
@@ -277,3 +280,68 @@ def test_refusals():
     ):
         with pytest.raises(ValueError, match=words):
             compare(Transfer((rank,), (wrong,), piece))
+
+
+def test_what_a_copy_of_bytes_cannot_merge():
+    """A scale of 32 tokens is not the scale of its first 16 tokens."""
+    ranks = []
+    for blocks, width in ((4, 16), (2, 32)):
+        storage = Storage("s", blocks * (width + 4))
+        axes = ("block", "token")
+        data = View("K data", storage, (blocks, width), (width + 4, 1), 0, 1, axes)
+        scale = View("K scale", storage, (blocks,), (width // 4 + 1,), width // 4, 4, ("block",), "scale")
+        ranks.append(Rank((data, scale)))
+    pieces = [Piece(0, 0, "K data", "K data", to_byte=16 * n, nbytes=16, from_block=n, to_block=0) for n in (0, 1)]
+    pieces.append(Piece(0, 0, "K scale", "K scale", nbytes=4, from_block=0, to_block=0))
+    result = compare(Transfer((ranks[0],), (ranks[1],), tuple(pieces)))
+    assert not result.clean and (result.counts["right"], result.counts["wrong"]) == (64, 8) and not result.repair
+    assert result.notes == (
+        "An element of K scale stands for 16 tokens at the sender and for 32 tokens at the receiver. A copy of bytes "
+        "cannot merge or split them.",
+    )
+
+
+def test_reading_outside_the_memory_is_not_clean():
+    rank = Rank((paged("K", 2, 4, 1, 8, step=64),))
+    good = Piece(0, 0, "K", "K")
+    for byte in (1000, -8):
+        result = compare(Transfer((rank,), (rank,), (good, Piece(0, 0, "K", "K", byte, 32, 8))))
+        assert not result.clean and result.counts["right"] == 64
+        assert result.counts["unreadable"] == (16 if byte == 1000 else 8)
+    assert result.first["unreadable"].place == "sender 0 byte -8 of storage s, which has 128 bytes"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            {"holds": {"token": (3, 2, 1, 0)}},
+            "sender 0 holds numbers of 'token', but its views have no such axis; only the axes byte, head",
+        ),
+        ({"holds": {"haed": (1, 0)}}, "sender 0 holds numbers of 'haed'"),
+        ({"views": (paged("K", 8, 0, 2, 16),)}, "of shape (8, 0, 2, 16) has no elements"),
+        (
+            {"views": (replace(paged("K", 8, 4, 2, 16), read_only=True, stride=(128, 0, 64, 1)),)},
+            "two elements of K share",
+        ),
+        ({"blocks": ()}, "for the same number of tokens"),
+    ],
+)
+def test_ranks_without_a_meaning_are_refused(change, words):
+    rank = Rank((paged("K", 8, 4, 2, 16),))
+    with pytest.raises(ValueError, match=re.escape(words)):
+        compare(Transfer((replace(rank, **change),), (rank,), (Piece(0, 0, "K", "K"),)))
+
+
+def test_a_transfer_of_nothing_is_refused():
+    rank = Rank((paged("K", 8, 4, 2, 16),), blocks=())
+    with pytest.raises(ValueError, match="nothing to compare"):
+        compare(Transfer((rank,), (rank,), (Piece(0, 0, "K", "K"),)))
+
+
+def test_many_small_pieces_are_too_much_work():
+    ids = tuple(range(n * 7 % 4000, n * 7 % 4000 + 1) for n in range(3000))
+    rank = Rank((View("K", Storage("s", 68000), (4000, 16), (17, 1), axes=("block", "byte")),), blocks=ids)
+    pieces = tuple(Piece(0, 0, "K", "K", 3, 15 + n % 3, 1) for n in range(600))
+    with pytest.raises(TooMuchWorkError, match="units of work"):
+        compare(Transfer((rank,), (rank,), pieces))
