@@ -9,7 +9,8 @@ Two shapes of the model run, each with a float32 cache (the control) and with ``
 - ``shared``: as many KV heads in full layers as in sliding layers. The last two layers read caches of earlier layers.
 - ``unequal``: four KV heads in sliding layers and one in full layers. No layer shares a cache.
 
-A last engine, ``together``, serves six prompts of equal length at once, so that their windows free blocks in one step.
+Then the engine ``together`` serves six prompts of equal length at once, so that their windows free blocks in one step.
+The engine ``repaired`` does the same with one changed line in the attention kernel.
 """
 
 import argparse
@@ -82,7 +83,15 @@ ENGINES = {
     for dtype in ("auto", "int8_per_token_head")
 }
 ENGINES["together-int8_per_token_head"] = ("shared", "int8_per_token_head", 256, 6, TOGETHER)
+ENGINES["repaired-int8_per_token_head"] = ENGINES["together-int8_per_token_head"]
 """Name of an engine: shape of the model, type of the cache, tokens of one step, requests at once, what it serves."""
+
+
+REPAIR = (
+    "P_v = (P * v_token_head_scales[None, :]).to(V.dtype)",
+    "P_v = tl.where(P > 0.0, P * v_token_head_scales[None, :], 0.0).to(V.dtype)",
+)
+"""A line of the attention kernel, and the line of the engine ``repaired``: no scale counts without weight."""
 
 
 def arguments_of(model: Path, dtype: str, chunk: int, requests: int) -> dict:
@@ -121,7 +130,8 @@ def run(name: str) -> dict:
         (folder / "model" / "config.json").write_text(json.dumps(SHAPES[shape]))
         job = {
             "llm": arguments_of(folder / "model", dtype, chunk, requests), "runs": runs,
-            "stand_ins": stand_ins.__file__, "writer": writer.__file__, "views": str(folder / "views.json"),
+            "repair": REPAIR if name.startswith("repaired") else None, "stand_ins": stand_ins.__file__,
+            "writer": writer.__file__, "views": str(folder / "views.json"),
         }  # fmt: skip
         (folder / "job.json").write_text(json.dumps(job))
         kept = {
