@@ -290,7 +290,7 @@ def _check_files(options: argparse.Namespace) -> None:
     """Raise OSError if an output would overwrite FILE or the other output."""
     paths = {"FILE": options.file, "--json": options.json, "--html": options.html}
     for (name, path), (other, other_path) in itertools.combinations(paths.items(), 2):
-        if path and other_path and _same_file(path, other_path):
+        if path and other_path and _same_file(path, other_path) and not other_path.is_char_device():
             raise OSError(f"{other} and {name} are the same file, {other_path}: give {other} another path")
 
 
@@ -318,6 +318,8 @@ def _write(path: Path, text: str) -> None:
     try:
         if path.exists() and not path.is_file():
             _write_directly(path, data)
+        elif path.exists() and not path.stat().st_mode & 0o222:
+            raise PermissionError(errno.EACCES, "the file is read-only", str(path))
         else:
             write_whole(Path(os.path.realpath(path)), data)
     except OSError as error:

@@ -38,6 +38,8 @@ def part_file(path: Path) -> Iterator[Path]:
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
         yield part
+        if path.exists():
+            shutil.copymode(path, part)  # a file that only its owner may read stays so
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)

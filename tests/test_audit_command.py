@@ -374,3 +374,19 @@ def test_as_a_command(tmp_path):
     plain = {**os.environ, "PYTHONIOENCODING": "ascii"}
     done = subprocess.run(order, cwd=ROOT, env=plain, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (1, "") and "\\u5c42 3" in done.stdout
+
+
+def test_an_output_keeps_the_mode_of_the_file_that_it_replaces(tmp_path, capsys):
+    given, out = tmp_path / "a.json", tmp_path / "out.json"
+    view = {"name": "a", "storage": "s", "shape": [4], "stride": [1], "dtype": "uint8"}
+    storage = {"name": "s", "nbytes": 4}
+    given.write_text(json.dumps({"format": "kvviz-views", "version": 1, "storages": [storage], "views": [view]}))
+    out.write_text("old")
+    out.chmod(0o600)
+    assert command.main(["audit", str(given), "--json", str(out)]) == 0
+    assert out.stat().st_mode & 0o777 == 0o600 and "clean" in out.read_text()
+    out.write_text("old")
+    out.chmod(0o400)
+    assert command.main(["audit", str(given), "--json", str(out)]) == 2
+    assert "the file is read-only" in capsys.readouterr().err and out.read_text() == "old"
+    assert command.main(["audit", str(given), "--json", "/dev/null", "--html", "/dev/null"]) == 0

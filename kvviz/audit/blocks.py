@@ -254,6 +254,8 @@ def _check_flat(extent: View, content: Sequence[View], extents_per_block: int, b
         return
     entries = -(-extent.shape[0] // extents_per_block)
     for view in content:
+        if not view.num_elements:
+            continue  # there is nothing to cover
         if len(view.shape) > 1 and -(-view.shape[0] // blocks_per_extent) != entries:
             blocks = -(-view.shape[0] // blocks_per_extent)
             each, left = divmod(extent.shape[0], blocks)

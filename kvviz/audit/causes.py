@@ -6,7 +6,7 @@ numbers that prove it. It repairs the views or the claim, and audits the repaire
 this audit has no error about the repaired views.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from kvviz.audit.audit import audit_views, views_of_claim
@@ -97,7 +97,7 @@ class _State:
     def places(self) -> dict[str, View]:
         """Return the rightful place of each view that has a claim about its place.
 
-        The place may count bytes instead of the view's elements. :func:`starts_map` gives a place of the view's shape.
+        If the elements of a view do not start at multiples of their size, its rightful place is a view of single bytes.
         """
         claims = [claim for claim in self.claims if isinstance(claim, BelongsAt | Follows)]
         named = [(claim.view if isinstance(claim, BelongsAt) else claim.scale, claim) for claim in claims]
@@ -138,10 +138,11 @@ def diagnose(views: Sequence[View], claims: Sequence[Claim], result: Audit | Non
 
 
 def _explained(named: dict[str, View], claims: Sequence[Claim], result: Audit) -> tuple["_Members", Audit | None]:
-    """Return guesses for the findings, and the audit after all repairs: None if the work limit was reached."""
+    """Return the guesses at causes, and the audit after all repairs. If the work limit was reached, it returns None
+    instead of this audit."""
     state, groups, left = _State(dict(named), list(claims)), {}, None
     try:
-        for stage in (_misplaced, _extents, _parts, _numbers, _overlaps):
+        for stage in (_misplaced, _extents_of_sound_content, _parts, _numbers, _overlaps, _extents):
             found = list(stage(state, result))
             spend(VIEW_COST * len(found))
             for best, *others in found:
@@ -170,13 +171,25 @@ def _misplaced(state: _State, result: Audit) -> Iterator[list[Guess]]:
             yield [replace(guess, repaired=repaired) for guess in guesses] if bytewise else guesses
 
 
-def _extents(state: _State, result: Audit) -> Iterator[list[Guess]]:
-    """Yield guesses for extents that lack bytes of their block, or take bytes of another block."""
+def _extents_of_sound_content(state: _State, result: Audit) -> Iterator[list[Guess]]:
+    """Yield guesses for extents whose content shares no byte with other views. Other content may be wrong itself."""
+    doubtful = {name for f in state.audit().findings if f.kind in ("collision", "out_of_bounds") for name in f.views}
+    return _extents(state, result, doubtful - state.places.keys())
+
+
+def _extents(state: _State, result: Audit, doubtful: Collection[str] = ()) -> Iterator[list[Guess]]:
+    """Yield guesses for extents that lack bytes of their block, or take bytes of another block.
+
+    Args:
+        doubtful: names of content that may be wrong itself. Extents of such content are left out.
+    """
     wrong = {f.views[0] for f in state.audit().findings if f.kind in ("truncated", "oversized") and f.views}
     around = Surroundings(dict(state.views), state.starts)
     for claim in state.claims:
         if not isinstance(claim, Covers) or claim.extents_per_block > 1:
             continue  # the rules compare one entry of the extent with one block, or with several blocks
+        if not set(names_in(claim.content)).isdisjoint(doubtful):
+            continue
         extents, content = ([state.views[name] for name in names_in(given)] for given in (claim.extent, claim.content))
         if extents[0].name in wrong and (
             guess := _left_out(extents, content) or _counts(claim, extents, content, state)

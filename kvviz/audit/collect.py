@@ -83,8 +83,8 @@ def usual_claims(views: Sequence[View]) -> tuple[Disjoint | Follows, ...]:
     """Return the claims that hold in any cache whose layers share no bytes. :func:`write_views` writes the same claims.
 
     - No two data views share a byte. No two scale views share a byte.
-    - A view ``X scale`` shares no byte with any data view, if there is a view ``X data``. This is not claimed if each
-      scale is the end of its cell in ``X data``. Then the data view was given with its tails.
+    - If there is a view ``X data``, the view ``X scale`` shares no byte with any data view. If each scale is the last
+      part of its cell in ``X data``, this is not claimed: then ``X data`` includes the scales.
     - Each element of a view ``X scale`` starts where the data of its cell in the view ``X data`` ends. This is claimed
       only if both views lie in one storage, there is one scale per cell, and there is room between the cells. So
       data views must be given without their tails.

@@ -40,8 +40,9 @@ def explain_overlap(views: Mapping[str, View], findings: Sequence[Finding], audi
         proven = _first_that_helps(state, name, len(before), audited) if name else None
         if proven:
             cause, facts, repaired = proven
-            state |= {view.name: view for view in repaired}
-            yield from ([Guess(cause, view.name, view, facts)] for view in repaired)
+            changed = [view for view in repaired if view != state[view.name]]
+            state |= {view.name: view for view in changed}
+            yield from ([Guess(cause, view.name, view, facts)] for view in changed)
     left = [finding for finding in audited(state).findings if finding.kind == "collision"]
     yield from ([guess] for finding in left for guess in _without_repair(state, finding))
 
@@ -213,6 +214,7 @@ def _proposals(state: dict[str, View], name: str) -> Iterator[Proposal]:
         if all(number % itemsize == 0 for number in (*view.stride[: len(view.stride) - 1], view.offset)):
             for one in [family, [view]]:
                 yield "element_size", facts, [_divided(v, itemsize) for v in one]
+    yield from _odd_one(family, view)
     page, layers = around.page(view)
     whole = view.storage.nbytes // size if size and view.storage.nbytes % size == 0 else 0
     span = max(starts) - min(starts) + content
@@ -221,12 +223,44 @@ def _proposals(state: dict[str, View], name: str) -> Iterator[Proposal]:
         "from_shape": span if len(family) > 1 else 0,
         "padding_left_out": whole,
     }
+    fits = {
+        "layer_count": bool(page) and step % page == 0,
+        "from_shape": step in (content, page, _page_bytes(view)),
+        "padding_left_out": step < whole,
+    }
     for cause, better in candidates.items():
         if better and better != step:
+            if not fits[cause]:
+                facts = {"what": "step along block", "is": step, "belongs": better}
+                yield "other_number", facts, [_placed(one, axis, better, start_of(one)) for one in family]
+                continue
             facts = {"step": step, "belongs": better, "page": page, "layers": len(family), "content": content,
                      "counted": step // page if page else 0, "factor": better // step if step else 0,
                      "axis": "block"}  # fmt: skip
             yield cause, facts, [_placed(one, axis, better, start_of(one)) for one in family]
+
+
+def _odd_one(family: Sequence[View], view: View) -> Iterator[Proposal]:
+    """If all other views of a family start at equal distances, propose this distance for the view too.
+
+    With only two other views, any two starts have one distance. The audit of the repair then decides.
+    """
+    number = next(n for n, one in enumerate(family) if one.name == view.name)
+    others = [(n, start_of(one)) for n, one in enumerate(family) if n != number]
+    if len(others) < 2:
+        return
+    (first, start), (second, later) = others[:2]
+    apart, rest = divmod(later - start, second - first)
+    if rest or apart == 0 or any(there != start + (n - first) * apart for n, there in others):
+        return
+    belongs = start + (number - first) * apart
+    if belongs == start_of(view) or belongs % view.itemsize or belongs < 0:
+        return
+    repaired = replace(view, offset=belongs // view.itemsize)
+    if start_of(view) in (0, min(there for _, there in others)):
+        yield "offset_dropped", {"start": start_of(view), "belongs": belongs}, [repaired]
+    else:
+        yield "other_number", {"what": "start", "is": start_of(view), "belongs": belongs}, [repaired]
 
 
 def _placed(view: View, axis: int, step: int, start: int) -> View:

@@ -11,7 +11,7 @@ from math import gcd, prod
 import numpy as np
 
 from kvviz.audit.arguments import one_of
-from kvviz.audit.budget import TooMuchWorkError
+from kvviz.audit.budget import TooMuchWorkError, spend
 from kvviz.audit.byte_sets import Dims, byte_sets, merge_dims, nested_parts, normal_dims
 from kvviz.audit.claims import Addressed, Aligned, Declared, Maps
 from kvviz.audit.counting import count_congruent
@@ -34,6 +34,9 @@ FLOAT_ENDS = {"float16": 1 << 16}
 
 ADDRESS_BASES, ADDRESS_UNITS = ("storage", "view"), ("elements", "bytes")
 """Where address 0 can be, and what addresses can count."""
+
+REGION_COST, MEMBER_COST = 50, 3
+"""Work of one region that several readings share, and of one reading there, in units of the work limit."""
 
 ADDRESS_TYPES = (*EXACT_FLOAT_BITS, *INTEGER_BITS)
 """Number types in which a kernel may keep addresses."""
@@ -373,12 +376,15 @@ def _relevant_stride(view: View) -> tuple[int, ...]:
 
 def _describe_shared(readings: Sequence[View]) -> str:
     """Return a text that says how many bytes each reading has, and how many bytes all readings share."""
+    shared, own = 0, [0] * len(readings)
     try:
-        regions = Sweep([byte_sets(r) for r in readings], [r.itemsize for r in readings]).regions(1)
+        for region in Sweep([byte_sets(r) for r in readings], [r.itemsize for r in readings]).regions(1):
+            spend(REGION_COST + MEMBER_COST * len(region.members))
+            shared += region.bytes if len(region.members) == len(readings) else 0
+            for member in region.members:
+                own[member] += region.bytes
     except TooMuchWorkError as error:
         return f"the bytes that they share were not counted: {error}"
-    shared = sum(region.bytes for region in regions if len(region.members) == len(readings))
-    own = [sum(region.bytes for region in regions if n in region.members) for n in range(len(readings))]
     if set(own) == {shared}:
         return f"they claim the same {counted(shared, 'byte')} in another order of the indices"
     if len(set(own)) == 1:

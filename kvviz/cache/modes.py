@@ -102,7 +102,8 @@ class Mode:
         return CODES[self.code].label
 
     def codes_in(self, byte: int) -> tuple[float, ...]:
-        """Return the number of each code in a byte. If a byte has two codes, the code in the low four bits is first."""
+        """Return the number that each code of a byte stands for. If a byte has two codes, the code in the low four bits
+        comes first."""
         values = CODES[self.code].values
         return (values[byte],) if self.codes_per_byte == 1 else (values[byte & 15], values[byte >> 4])
 

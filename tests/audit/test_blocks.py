@@ -485,3 +485,9 @@ def test_an_extent_a_layer_does_not_grow_with_the_square_of_the_layers():
         begun = time.process_time()
         assert audit_views(group, [Covers(name, (name,), names) for name in names]).clean
         assert time.process_time() - begun < 6
+
+
+def test_a_flat_extent_over_no_blocks_has_nothing_to_cover():
+    storage = Storage("s", 48)
+    views = [View("sent", storage, (48,), (1,)), View("K", storage, (0, 16), (16, 1))]
+    assert not audit_views(views, [Covers("sent", ("K",))]).findings

@@ -172,3 +172,45 @@ def test_an_extent_of_too_few_blocks_is_diagnosed_by_its_number_of_blocks(blocks
     (found,) = diagnose(views, [Covers("sent", ("content",))])
     assert found.proved and found.repaired[0].shape == (4, 48)
     assert found.text == f'The number of blocks of "sent" is wrong. The number is {blocks} and must be 4.'
+
+
+def family(starts, strides):
+    """Return views of 3 blocks of 8 bytes in one storage, one per layer, each claimed to be covered by an extent."""
+    storage = Storage("s", 120)
+    axes = ("block", "byte")
+    data = [
+        View(f"layer {n} V data", storage, (3, 8), (step, 1), start, axes=axes)
+        for n, (start, step) in enumerate(zip(starts, strides, strict=True))
+    ]
+    extents = [
+        View(f"layer {n} transfer", storage, (3, 8), (40, 1), 8 * n, role="transfer") for n in range(len(starts))
+    ]
+    claims = [Disjoint(tuple(view.name for view in data))]
+    claims += [Covers(extent.name, (view.name,)) for extent, view in zip(extents, data, strict=True)]
+    return [*data, *extents], claims
+
+
+@pytest.mark.parametrize(
+    ("starts", "strides", "cause", "numbers"),
+    [
+        ((0, 8, 0, 24, 32), (40,) * 5, "offset_dropped", (40, 16)),
+        ((0, 8, 17, 24, 32), (40,) * 5, "other_number", (40, 16)),
+        ((0, 8, 16, 24, 32), (40, 40, 41, 40, 40), "other_number", (40, 16)),
+    ],
+    ids=["offset dropped", "another start", "stride one off"],
+)
+def test_only_the_wrong_view_is_blamed(starts, strides, cause, numbers):
+    """Neither its neighbours nor the extent that covers the right place is repaired."""
+    views, claims = family(starts, strides)
+    result = audit_views(views, claims)
+    (one,) = diagnose(views, claims, result)
+    assert (one.cause, one.views, one.proved) == (cause, ("layer 2 V data",), True), one.text
+    assert [(view.name, view.stride[0], view.offset) for view in one.repaired] == [("layer 2 V data", *numbers)]
+    assert set(one.findings) == set(result.findings)
+
+
+def test_a_proved_repair_changes_something():
+    for seed in range(40):
+        sound, _, _, result, found = diagnosed(seed)
+        for one in found:
+            assert not any(view in sound.views.values() for view in one.repaired), one.text
