@@ -202,6 +202,7 @@ def _proposals(state: dict[str, View], name: str) -> Iterator[Proposal]:
     step, size = abs(steps_of(view)[axis]), view.shape[axis]
     content = around.content_bytes(view)
     starts = [start_of(one) for one in family]
+    yield from _odd_one(family)
     if len(family) > 1 and len(set(starts)) < len(starts):
         pages = [content, step // len(family) if step % len(family) == 0 else 0, step * size]
         for page in dict.fromkeys(page for page in pages if page):
@@ -214,7 +215,6 @@ def _proposals(state: dict[str, View], name: str) -> Iterator[Proposal]:
         if all(number % itemsize == 0 for number in (*view.stride[: len(view.stride) - 1], view.offset)):
             for one in [family, [view]]:
                 yield "element_size", facts, [_divided(v, itemsize) for v in one]
-    yield from _odd_one(family, view)
     page, layers = around.page(view)
     whole = view.storage.nbytes // size if size and view.storage.nbytes % size == 0 else 0
     span = max(starts) - min(starts) + content
@@ -240,27 +240,29 @@ def _proposals(state: dict[str, View], name: str) -> Iterator[Proposal]:
             yield cause, facts, [_placed(one, axis, better, start_of(one)) for one in family]
 
 
-def _odd_one(family: Sequence[View], view: View) -> Iterator[Proposal]:
-    """If all other views of a family start at equal distances, propose this distance for the view too.
+def _odd_one(family: Sequence[View]) -> Iterator[Proposal]:
+    """If all views of a family but one start at equal distances, propose this distance for the one.
 
-    With only two other views, any two starts have one distance. The audit of the repair then decides.
+    With three views, any two of them have one distance. The audit of the repair then decides.
     """
-    number = next(n for n, one in enumerate(family) if one.name == view.name)
-    others = [(n, start_of(one)) for n, one in enumerate(family) if n != number]
-    if len(others) < 2:
-        return
-    (first, start), (second, later) = others[:2]
-    apart, rest = divmod(later - start, second - first)
-    if rest or apart == 0 or any(there != start + (n - first) * apart for n, there in others):
-        return
-    belongs = start + (number - first) * apart
-    if belongs == start_of(view) or belongs % view.itemsize or belongs < 0:
-        return
-    repaired = replace(view, offset=belongs // view.itemsize)
-    if start_of(view) in (0, min(there for _, there in others)):
-        yield "offset_dropped", {"start": start_of(view), "belongs": belongs}, [repaired]
-    else:
-        yield "other_number", {"what": "start", "is": start_of(view), "belongs": belongs}, [repaired]
+    starts = [start_of(one) for one in family]
+    spend(len(starts) ** 2)
+    for number, view in enumerate(family):
+        others = [(n, start) for n, start in enumerate(starts) if n != number]
+        if len(others) < 2:
+            return
+        (first, start), (second, later) = others[:2]
+        apart, rest = divmod(later - start, second - first)
+        belongs = start + (number - first) * apart
+        if rest or apart == 0 or any(there != start + (n - first) * apart for n, there in others):
+            continue
+        if belongs == starts[number] or belongs % view.itemsize or belongs < 0:
+            continue
+        repaired = replace(view, offset=belongs // view.itemsize)
+        if starts[number] in (0, min(there for _, there in others)):
+            yield "offset_dropped", {"start": starts[number], "belongs": belongs}, [repaired]
+        else:
+            yield "other_number", {"what": "start", "is": starts[number], "belongs": belongs}, [repaired]
 
 
 def _placed(view: View, axis: int, step: int, start: int) -> View:
