@@ -125,10 +125,10 @@ SLIPS = {
         ("return 2 * num_seqs * context * num_heads * 256", "fp8: 2,147,483,648 bytes are more than"),
     ],
     "10.2": [
-        ("return 8", "64 sequences, 8 heads: 8 splits are 4,096 programs, waves: 3, each of 1/8 of the context"),
-        ("return 6", "64 sequences, 8 heads: 6 splits are 3,072 programs, waves: 2; good, but there are fewer"),
-        ("return 3", "48 sequences, 8 heads: 3 splits are 1,152 programs, waves: 1, each of 1/3 of the context"),
-        ("return FITS // (num_seqs * num_heads) * 4", "64 sequences, 8 heads: 12 is not a number from 1 to 8"),
+        ("return 8", "64 sequences, 8 heads: 8 splits are 4,096 programs, waves: 4; good, but there are fewer"),
+        ("return 6", "64 sequences, 8 heads: 6 splits are 3,072 programs, waves: 3; good, but there are fewer"),
+        ("return 3", "64 sequences, 8 heads: 3 splits are 1,536 programs, waves: 2, each of 1/3 of the context"),
+        ("return FITS // (num_seqs * num_heads) * 8", "64 sequences, 8 heads: 16 is not a number from 1 to 8"),
     ],
     "12.1": [
         ("return byte // 13056 % 30, byte // 13056 // 30", "the numbers are exchanged"),

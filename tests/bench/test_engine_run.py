@@ -58,7 +58,7 @@ def test_a_run_returns_the_record_and_leaves_nothing(engine, monkeypatch, tmp_pa
     assert seen["prompt"] == QUESTION and seen["tokens"] == 6 and seen["layout"] == "NHD"
     assert seen["llm"]["kv_transfer_config"]["kv_connector"] == "PreferCrossLayer"
     assert not os.path.exists(seen["TMPDIR"])
-    assert record.text == "The sky" and record.seconds["total"] > 0
+    assert record.text == "The sky" and record.seconds["total"] >= 0
     assert not record.clean and record.kinds["collision"] == {"findings": 2, "first_byte": 64}
     assert json.loads(json.dumps(record.as_data()))["found"]["order"] == "BLKNHC"
 

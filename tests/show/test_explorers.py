@@ -49,7 +49,7 @@ def test_a_control_changes_map_audit_and_sizes():
 def test_an_impossible_position_shows_a_sentence_until_it_is_changed():
     explorer = Explorer("any", start=Position(carve="shape"))
     html, text = changed(explorer, layout="BLNHC")
-    assert html == "" and "Not possible" in text and "packed form" in text
+    assert html == "" and "Not possible" in text and "split packing" in text
     html, text = changed(explorer, carve="strides")
     assert html and "audit: clean" in text
 

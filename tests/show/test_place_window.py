@@ -48,8 +48,8 @@ def test_every_byte_against_enumeration():
     """The names on each byte are all views that use it. The owner is one of the views that belong there."""
     checked = 0
     for views, claims, all_found, window in windows():
-        if window.used == "taken by":
-            continue
+        if window.used == "taken by" or window.finding.kind == "self_overlap":
+            continue  # an extent has a test of its own, and a view that overlaps itself is shown alone
         places = rightful_places(views, claims)
         rightful = places.moved | {view.name: view for one in all_found for view in one.repaired}
         hidden = places.references | (places.extents - {*window.finding.views})
