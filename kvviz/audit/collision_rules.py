@@ -243,13 +243,13 @@ def _proposals(state: dict[str, View], name: str) -> Iterator[Proposal]:
 def _odd_one(family: Sequence[View]) -> Iterator[Proposal]:
     """If all views of a family but one start at equal distances, propose this distance for the one.
 
-    With three views, any two of them have one distance. The audit of the repair then decides.
+    At least three other views are needed, because any two starts have one distance.
     """
     starts = [start_of(one) for one in family]
     spend(len(starts) ** 2)
     for number, view in enumerate(family):
         others = [(n, start) for n, start in enumerate(starts) if n != number]
-        if len(others) < 2:
+        if len(others) < 3:
             return
         (first, start), (second, later) = others[:2]
         apart, rest = divmod(later - start, second - first)
