@@ -23,7 +23,10 @@ from kvviz.audit.view import View
 
 
 def wrong_unit(view: View, place: View, around: Surroundings) -> Guess | None:
-    """Return a guess if bytes were used as elements, or elements as bytes: numbers differ by the size of an element."""
+    """Return a guess if bytes were used as elements, or elements as bytes.
+
+    Then numbers are wrong by the size of an element.
+    """
     size = view.itemsize
     if size == 1:
         return None
@@ -40,7 +43,8 @@ def wrong_unit(view: View, place: View, around: Surroundings) -> Guess | None:
 
 
 def rounded(view: View, place: View, around: Surroundings) -> Guess | None:
-    """Return a guess if the rightful places are no multiples of an element's size, and were rounded to multiples."""
+    """Return a guess if the rightful places are not multiples of the element size, and were rounded to such
+    multiples."""
     size = view.itemsize
     ours, right = (start_of(view), *steps_of(view)), (start_of(place), *steps_of(place))
     if ours == right or not any(number % size for number in right):
@@ -63,7 +67,7 @@ def swapped_halves(view: View, place: View, around: Surroundings) -> Guess | Non
 
 
 def swapped_axes(view: View, place: View, around: Surroundings) -> Guess | None:
-    """Return a guess if axes are in another order: tokens and heads, or K/V and blocks."""
+    """Return a guess if two axes are exchanged: tokens and heads, or K/V and blocks."""
     ours, right = steps_of(view), steps_of(place)
     if start_of(view) != start_of(place):
         return None
@@ -103,7 +107,7 @@ def from_shape(view: View, place: View, around: Surroundings) -> Guess | None:
 
 
 def _dense(view: View, halves: int) -> tuple[int, ...]:
-    """Return the steps of a dense layout of the view's shape, from the step of its innermost axis outwards."""
+    """Return the steps that a dense view of this shape has. The step of the innermost axis stays."""
     ours = steps_of(view)
     inner = [axis for axis in range(len(ours)) if ours[axis]]
     if not inner:
@@ -118,7 +122,7 @@ def _dense(view: View, halves: int) -> tuple[int, ...]:
 
 
 def block_step(view: View, place: View, around: Surroundings) -> Guess | None:
-    """Return a guess if only the distance between blocks is wrong: layers, padding or another block size."""
+    """Return a guess if only the block stride is wrong, because of layers, padding or another block size."""
     axis, ours, right = block_axis(view), steps_of(view), steps_of(place)
     if axis is None or not ours[axis] or start_of(view) != start_of(place):
         return None
@@ -144,7 +148,7 @@ def block_step(view: View, place: View, around: Surroundings) -> Guess | None:
 
 
 def dropped_offset(view: View, place: View, around: Surroundings) -> Guess | None:
-    """Return a guess if only the start is wrong: the start of the storage or of the first layer was used."""
+    """Return a guess if only the start is wrong, and the view starts where the storage or the first layer starts."""
     if steps_of(view) != steps_of(place) or start_of(view) == start_of(place):
         return None
     family = around.family(view.name)
@@ -165,7 +169,7 @@ def dropped_offset(view: View, place: View, around: Surroundings) -> Guess | Non
 
 
 def _shared_section(view: View, place: View, family: Sequence[View], around: Surroundings) -> dict | None:
-    """Return how many ranks hold one section, if view n lies at section n instead of section n // ranks."""
+    """If view n lies at section n, but belongs at section n // r, return the number r of ranks per section."""
     if len(family) < 2:
         return None
     ours = [start_of(one) for one in family]
@@ -180,7 +184,10 @@ def _shared_section(view: View, place: View, family: Sequence[View], around: Sur
 
 
 def scale_region(view: View, place: View, around: Surroundings) -> Guess | None:
-    """Return a guess if scales were taken for one dense region, but each lies in its cell; or the reverse."""
+    """Return a guess if scales were taken for one dense region, although each lies in its cell.
+
+    The reverse fits too.
+    """
     if view.role != "scale":
         return None
     ours, right = steps_of(view), steps_of(place)
@@ -198,7 +205,10 @@ def scale_region(view: View, place: View, around: Surroundings) -> Guess | None:
 
 
 def kv_packing(view: View, place: View, around: Surroundings) -> Guess | None:
-    """Return a guess if K and V were taken for two halves of a block, but alternate cell by cell; or the reverse."""
+    """Return a guess if K and V were taken for two halves of a block, although their cells alternate.
+
+    The reverse fits too.
+    """
     other = other_half(view.name)
     if other is None or other not in around.views:
         return None
@@ -218,7 +228,7 @@ def kv_packing(view: View, place: View, around: Surroundings) -> Guess | None:
 
 
 def other_number(view: View, place: View, around: Surroundings) -> Guess | None:
-    """Return a guess that names the last wrong number, for a view that no known mistake explains."""
+    """Return a guess that only names a wrong number. It is for views that no known mistake explains."""
     if view.storage != place.storage:
         facts = {"what": "storage", "is": view.storage.name, "belongs": place.storage.name}
         return Guess("other_number", view.name, moved_to(view, place), facts, ("storage",))
@@ -248,6 +258,9 @@ PLACE_RULES = (
 
 
 def explain_place(view: View, place: View, around: Surroundings) -> list[Guess]:
-    """Return every guess that fits a misplaced view, the surest first; none only if no number is wrong."""
+    """Return every guess that fits a misplaced view, the surest first.
+
+    There is at least one, unless no number is wrong.
+    """
     found = [guess for rule in PLACE_RULES if (guess := rule(view, place, around))]
     return found or [guess for guess in (other_number(view, place, around),) if guess]

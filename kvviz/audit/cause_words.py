@@ -1,7 +1,7 @@
-"""The causes that a diagnosis can name: one record each, with a function that writes the sentences with the numbers.
+"""All causes that a diagnosis can name. Each cause is a record, with a function that writes its sentences.
 
 Example: ``The width leaves out the scales. "copied" has 128 bytes per block. A block has 192 bytes, of which 64 are
-scales.`` The first sentence is what happened. The numbers follow.
+scales.`` The first sentence says what happened. The numbers follow.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -42,7 +42,7 @@ def tell(cause: str, guesses: Sequence[Guess], views: Sequence[View]) -> str:
 
 
 def tell_of_others(wrong: Sequence[View], repaired: Mapping[str, View], others: Sequence[View]) -> str:
-    """Return a sentence about views of the same families that need no repair; empty if there is none.
+    """Return a sentence about views of the same families that need no repair. If there are none, return "".
 
     Args:
         wrong: the views with the mistake.
@@ -82,14 +82,14 @@ class _Who:
         return f"{len(self.views):,} {'scale views' if scales else 'views'}"
 
     def verb(self, many: str) -> str:
-        """Return a verb in the number of the subject: ``steps`` or ``step``."""
+        """Return a verb that fits the subject: ``steps`` for one view, ``step`` for several views."""
         if len(self.views) > 1:
             return many
         return {"are": "is", "were": "was", "have": "has"}.get(many, f"{many}s")
 
     @property
     def starts(self) -> str:
-        """Return the first bytes of the views: ``at byte 128 or 17,024``."""
+        """Return a text with the first bytes of the views, for example ``at byte 128 or 17,024``."""
         return f"at byte {_range([start_of(view) for view in self.views])}"
 
 
@@ -105,7 +105,7 @@ def _fact(guesses: Sequence[Guess], name: str) -> str:
 
 
 def _bytes(guesses: Sequence[Guess], name: str) -> str:
-    """Return a fact of the guesses as bytes: ``1 byte``, ``2,048 bytes``, ``1 or 2 bytes``."""
+    """Return a fact of the guesses as a text about bytes: ``1 byte``, ``2,048 bytes``, ``1 or 2 bytes``."""
     values = {guess.facts[name] for guess in guesses}
     return counted(values.pop(), "byte") if len(values) == 1 else f"{_fact(guesses, name)} bytes"
 

@@ -1,9 +1,9 @@
 """From many findings to the mistakes behind them, each with a repair that was audited.
 
-One mistake often gives many findings: scale views that were computed from the shape give one collision, and one
-misplaced view per layer and half. :func:`diagnose` groups the findings by mistake and names each mistake with the
-numbers that prove it. It repairs the views or the claim, and audits the repaired set. A repair is called proved only if
-this audit has no error about the repaired views.
+One mistake often gives many findings. Example: the scale views of 80 layers were computed from the shape. The audit
+finds 2 collisions and 160 misplaced views. :func:`diagnose` groups the findings by mistake, and names each mistake
+with the numbers that prove it. It repairs the views or the claim, and audits the repaired set. A repair is called
+proved only if this audit has no error about the repaired views.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -58,7 +58,7 @@ class Diagnosis:
         views: the names of all views that have the mistake, naturally sorted.
         findings: the findings of the audit that the mistake explains.
         repair: the repaired numbers in words, or the reason why nothing is repaired.
-        repaired: the repaired views; empty if a claim or the code must change instead of a view.
+        repaired: the repaired views. If a claim or the code must change instead of a view, it is empty.
         proved: True if the same claims hold for these views after the repairs of all diagnoses.
         others: other causes that fit the same numbers, each with the fact that would tell them apart.
     """
@@ -82,13 +82,16 @@ class _State:
     claims: list[Claim]
 
     def audit(self, views: dict[str, View] | None = None) -> Audit:
-        """Return the audit of the views, or of ``views``. Raise TooMuchWorkError if the work limit is reached."""
+        """Return the audit of ``views``.
+
+        By default, these are the views of this object. Raise TooMuchWorkError if the work limit is reached.
+        """
         views = self.views if views is None else views
         spend(VIEW_COST * len(views))
         return audit_views(list(views.values()), self.claims, witnesses=False)
 
     def repair(self, guesses: Sequence[Guess]) -> None:
-        """In this set, replace the views and claims of the guesses with their repaired versions."""
+        """Replace the views and claims of the guesses with the repaired ones."""
         self.views |= {guess.view: guess.repaired for guess in guesses if guess.repaired is not None}
         changed = dict(guess.facts["claim"] for guess in guesses if "claim" in guess.facts)
         self.claims = [changed.get(claim, claim) for claim in self.claims]
@@ -105,7 +108,7 @@ class _State:
 
     @property
     def starts(self) -> dict[str, View]:
-        """Return the rightful places in the shapes of the views that belong there."""
+        """Return the same places as :attr:`places`, each as a view of the same shape as the view that belongs there."""
         return {name: starts_map(self.views[name], place) for name, place in self.places.items()}
 
 
@@ -114,7 +117,7 @@ _Members = dict[tuple, list[tuple[Guess, list[Guess]]]]
 
 
 def diagnose(views: Sequence[View], claims: Sequence[Claim], result: Audit | None = None) -> tuple[Diagnosis, ...]:
-    """Return one diagnosis per mistake, the one that explains most findings first; none for a clean audit.
+    """Return one diagnosis per mistake. The one that explains most findings is first. A clean audit has none.
 
     Findings that no known mistake explains are in one last diagnosis with the cause :data:`UNKNOWN`. What was not
     judged is not diagnosed. If the work limit is reached, no repair is proved, and the findings that are left are
@@ -124,7 +127,7 @@ def diagnose(views: Sequence[View], claims: Sequence[Claim], result: Audit | Non
         result: the audit of these views and claims, if the caller has it already.
 
     Raises:
-        ValueError: as ``audit_views``.
+        ValueError: the same errors as in ``audit_views``.
         TooMuchWorkError: the diagnoses together would be too large.
     """
     result = audit_views(views, claims) if result is None else result
@@ -286,7 +289,7 @@ def _pieces(claim: SameBytes, state: _State) -> Iterator[list[Guess]]:
 
 
 def _one_view(views: Sequence[View]) -> View | None:
-    """Return one view with the elements of several equal views at equal distances; None if they are not such views."""
+    """If views are equal and have equal distances, return one view with all their elements. Otherwise return None."""
     first, starts = views[0], [view.offset for view in views]
     distances = {b - a for a, b in zip(starts, starts[1:], strict=False)}
     if len(distances) != 1 or len({(v.shape, v.stride, v.itemsize, v.storage) for v in views}) != 1:
@@ -317,14 +320,14 @@ def _numbers(state: _State, result: Audit) -> Iterator[list[Guess]]:
 
 
 def _findings_of(claim: Claim, views: dict[str, View]) -> set[tuple]:
-    """Return the marks of the findings that this claim alone leads to, see :func:`_mark`."""
+    """Return the marks (see :func:`_mark`) of the findings that only this claim leads to."""
     names = [view.name for view in views_of_claim(claim, views)]
     check = audit_views([views[name] for name in names], [claim], witnesses=False)
     return {_mark(finding) for finding in check.findings if finding.kind in ("index_space", "unaligned", "ambiguous")}
 
 
 def _mark(finding: Finding) -> tuple:
-    """Return what a finding has with and without witnesses."""
+    """Return the parts of a finding that are the same with and without examples."""
     return finding.kind, finding.views, finding.elements, finding.text
 
 
@@ -354,7 +357,7 @@ def _rows(claim: Aligned, view: View) -> Guess:
 
 
 def _padded_rows(view: View, boundary: int) -> View | None:
-    """Return the view with rows at multiples of the boundary; None if elements are not at such multiples."""
+    """Return the view with rows at multiples of the boundary. If elements cannot lie at such multiples, return None."""
     address = view.storage.address_modulo(boundary) or 0
     start = view.offset * view.itemsize
     start += -(address + start) % boundary

@@ -85,7 +85,7 @@ def _extent_guesses(
 
 
 def _same_start(extent: View, content: Sequence[View], around: Surroundings) -> str:
-    """Return the name of another view with the start and width of the extent; empty if there is none."""
+    """Return the name of another view with the start and width of the extent. If there is none, return ""."""
     names = {extent.name, *(one.name for one in content)}
     return next((name for name in around.same_span(extent) if name not in names), "")
 

@@ -1,4 +1,4 @@
-"""Guesses about mistakes, and what every rule needs: starts, steps, pages and families of views.
+"""What a guess about a mistake is, and helpers for all rules: starts, steps, pages and families of views.
 
 A rule looks at the numbers of a wrong view and returns a :class:`Guess` if one known mistake gives these numbers.
 Views are of one *family* if they lie in one storage and their names differ in numbers only: ``layer 3 K scale`` and
@@ -34,7 +34,7 @@ class Guess:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What a rule may look at apart from the wrong view.
+    """Everything that a rule may look at, besides the wrong view.
 
     Attributes:
         views: all views by name.
@@ -53,7 +53,7 @@ class Surroundings:
 
     @cached_property
     def _spans(self) -> dict[tuple, tuple[int, int]]:
-        """First and last byte that data and scales of one layer use in block 0, by storage and layer."""
+        """For each storage and layer, the first and the last byte that data and scales of this layer use in block 0."""
         found: dict[tuple, tuple[int, int]] = {}
         for view in map(self.place, self.views):
             if view.role in ("data", "scale") and view.num_elements:
@@ -79,11 +79,11 @@ class Surroundings:
         return self._at_span.get((view.storage, block_span(view)), [])
 
     def family(self, name: str) -> list[View]:
-        """Return the family of the view of that name, the lowest number first."""
+        """Return all views of the family of a view. The view with the lowest number is first."""
         return self._families[family_of(name), self.views[name].storage]
 
     def rightful_starts(self, name: str) -> list[int]:
-        """Return the different bytes at which the views of a family belong, in rising order."""
+        """Return the bytes at which the views of a family belong, each once, in rising order."""
         return self._starts[family_of(name), self.views[name].storage]
 
     def first_start(self, view: View) -> int:
@@ -91,7 +91,7 @@ class Surroundings:
         return min(starts[0] for (_, storage), starts in self._starts.items() if storage == view.storage)
 
     def place(self, name: str) -> View:
-        """Return where the view of that name belongs: its rightful place, or the view itself if none is claimed."""
+        """Return the rightful place of a view. If no claim gives a place, return the view itself."""
         return self.rightful.get(name, self.views[name])
 
     def content_bytes(self, view: View) -> int:
@@ -132,7 +132,7 @@ def start_of(view: View) -> int:
 
 
 def steps_of(view: View) -> tuple[int, ...]:
-    """Return the step of each axis in bytes; 0 for an axis of size 1, whose stride has no effect."""
+    """Return the step of each axis in bytes. An axis of size 1 gets 0, because its stride has no effect."""
     return tuple(step * view.itemsize if size > 1 else 0 for step, size in zip(view.stride, view.shape, strict=True))
 
 
@@ -142,7 +142,7 @@ def moved_to(view: View, place: View) -> View:
 
 
 def block_axis(view: View) -> int | None:
-    """Return the axis that counts blocks: the one called ``block``, or the first one; None for a scalar."""
+    """Return the axis that counts blocks. It is the axis named ``block``, or else the first axis. A scalar has None."""
     return view.axes.index("block") if "block" in view.axes else 0 if view.shape else None
 
 
@@ -160,7 +160,10 @@ def axis_name(view: View, axis: int) -> str:
 
 
 def other_half(name: str) -> str | None:
-    """Return the name with K and V exchanged: ``layer 0 V scale`` for ``layer 0 K scale``; None without one of them."""
+    """Return the name with K and V exchanged: ``layer 0 V scale`` for ``layer 0 K scale``.
+
+    If it has neither, return None.
+    """
     words = name.split(" ")
     if sum(word in ("K", "V") for word in words) != 1:
         return None

@@ -135,7 +135,7 @@ def _numbers(old: Sequence[View], new: Sequence[View], name: str) -> tuple[str, 
 
 
 def _range_of_n(members: Sequence[View]) -> str:
-    """Return ``n = 0 to 79``, or the numbers one by one; empty for one view."""
+    """Return the numbers of several views: ``n = 0 to 79``, or one by one. For one view, return ""."""
     numbers = sorted({_number(view) for view in members})
     if len(members) == 1:
         return ""
@@ -202,7 +202,7 @@ def repair_code(repaired: Sequence[View]) -> str:
 
 
 def _claim(before: Claim, after: Claim) -> str:
-    """Return the changed fields of a claim; empty if no field changes."""
+    """Return the changed fields of a claim as a text. If no field changes, it is empty."""
     kind = re.sub(r"(?<!^)(?=[A-Z])", "_", type(after).__name__).lower()
     values = [(part.name, getattr(before, part.name), getattr(after, part.name)) for part in fields(after)]
     changes = [f"{name} {_shown(old)} -> {_shown(new)}" for name, old, new in values if new != old]
