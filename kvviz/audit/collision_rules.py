@@ -123,7 +123,10 @@ def scales_behind_all_data(state: Mapping[str, View], name: str) -> Proposal | N
 
 
 def scales_of_a_block(state: Mapping[str, View], name: str) -> Proposal | None:
-    """If scales lie in cells without room for them, propose places behind the data of their block. The reverse fits too."""
+    """If scales lie in cells without room for them, propose places behind the data of their block.
+
+    The reverse fits too.
+    """
     near = [view for view in state.values() if view.storage == state[name].storage and view.num_elements]
     made, facts = [], {}
     by_shape: dict[tuple, list[View]] = {}

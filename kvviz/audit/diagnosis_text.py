@@ -174,7 +174,7 @@ _PLACES = {  # sentences about the first place of a finding; first_place writes 
     "truncated": "{view} leaves out {place}, which lies at byte {byte:,} of the storage.",
     "oversized": "{place} takes byte {byte:,} of the storage, which does not belong to it.",
     "self_overlap": "{place} shares byte {byte:,} of the storage with another element of the same view.",
-    "unaligned": "{place} starts at byte {byte:,} of the storage, which is no multiple of the boundary.",
+    "unaligned": "{place} starts at byte {byte:,} of the storage, which is not a multiple of the boundary.",
     "index_space": "{place} at byte {byte:,} of the storage has an id or an address that does not fit.",
 }
 
