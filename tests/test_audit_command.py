@@ -165,7 +165,7 @@ def test_the_page_links_to_the_lesson(tmp_path):
     assert command.main(["audit", str(path), "--html", str(out)]) == 1
     (link,) = re.findall(r'<a href="([^"]*)"', out.read_text())
     lesson = (out.parent / unquote(link)).resolve()
-    assert lesson.is_file() and lesson.parent.parent == ROOT and str(ROOT) not in link
+    assert lesson.is_file() and lesson.parent.parent == ROOT and not link.startswith(("/", "file:"))
 
 
 def test_json_carries_the_diagnoses(tmp_path):
