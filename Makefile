@@ -67,8 +67,9 @@ test-engines: environment .cache/engine-wheels/.installed ## run the recipes of 
 	  $(BIN) -m pytest $(ARGS) tests/engines/test_$$engine.py || failed="$$failed $$engine"; \
 	done; test -z "$$failed" || { echo "failed with$$failed" >&2; exit 1; }
 
-lab: environment | workshop/participants ## open the notebooks in JupyterLab, with holes in the exercises
-	$(BIN) -m jupyterlab $(ARGS) workshop/participants
+lab: environment | workshop/participants ## open JupyterLab with the front page and the notebooks, with holes in the exercises
+	$(BIN) -m jupyterlab workspaces import deploy/lab_workspace.json
+	$(BIN) -m jupyterlab --LabApp.default_url=/lab/workspaces/kvviz $(ARGS) workshop/participants
 
 workshop: environment ## write workshop/participants (exercises with holes) and workshop/instructor (with solutions)
 	$(BIN) -m kvviz workshop $(ARGS)

@@ -7,21 +7,19 @@ from pathlib import Path
 from kvviz import CacheSpec, MapView, allocate, audit_scales, audit_views, byte_map
 from kvviz.audit.claims import Disjoint, Follows
 from kvviz.show.audit_page import render_html
-from kvviz.show.figures.byte_map_figure import figure
-from kvviz.show.figures.canvas import save
+from kvviz.show.story_picture import story_svg
 
 DOCS = Path(__file__).parent
 SIZES = {"num_layers": 4, "num_blocks": 4, "block_size": 2, "num_kv_heads": 2, "head_size": 16}
 CACHE = allocate(CacheSpec(**SIZES, kv_cache_dtype="int8_per_token_head"), "cross-layer NHD", "meta")
 ROW_BYTES = CACHE.spec.page_size_bytes
-TITLES = {"strides": "Scale views from each layer's strides", "shape": "Scale views from the shape alone"}
 
 
-def maps() -> dict:
-    """Return the two maps of one buffer: scale views that were made from strides, and from the shape."""
-    writers = {carve: CACHE.writers(CACHE.carve_scales(carve)) for carve in TITLES}
+def wrong_map() -> dict:
+    """Return the map of the buffer with scale views that were made from the shape."""
     data = [view for view in CACHE.owners() if view.role == "data"]
-    return {title: byte_map(CACHE.owners(), [*data, *writers[carve]]) for carve, title in TITLES.items()}
+    writers = CACHE.writers(CACHE.carve_scales("shape"))
+    return {"Scale views from the shape alone": byte_map(CACHE.owners(), [*data, *writers])}
 
 
 def screenshot(html: str, path: Path, width: int, height: int, point: tuple[float, float] | None = None) -> None:
@@ -44,11 +42,10 @@ def screenshot(html: str, path: Path, width: int, height: int, point: tuple[floa
 
 
 def main() -> None:
-    """Write two_views.png, live_map.png and audit_page.png."""
-    save(figure(maps(), row_bytes=ROW_BYTES), DOCS / "two_views.png")
-    shape = {TITLES["shape"]: maps()[TITLES["shape"]]}
+    """Write corruption.svg, live_map.png and audit_page.png."""
+    (DOCS / "corruption.svg").write_text(story_svg(looping=True), encoding="utf-8")
     style = "<style>body{margin:16px;font:16px system-ui,sans-serif;background:#fff}</style>"
-    html = f'<!DOCTYPE html><meta charset="utf-8">{style}{MapView(shape, row_bytes=ROW_BYTES).html}'
+    html = f'<!DOCTYPE html><meta charset="utf-8">{style}{MapView(wrong_map(), row_bytes=ROW_BYTES).html}'
     screenshot(html, DOCS / "live_map.png", 900, 480, point=(0.36, 0.1))
     data = [view for view in CACHE.owners() if view.role == "data"]
     scales = list(CACHE.writers(CACHE.carve_scales("shape")))

@@ -20,6 +20,7 @@ from kvviz.files import write_whole
 if TYPE_CHECKING:
     from kvviz.audit.findings import Audit
     from kvviz.audit.views_file import ViewsFile
+    from kvviz.report.export import Around
 
 MISTAKE = 70
 """Exit status after an error in kvviz itself. The status is not 1, because 1 means that an audit has findings."""
@@ -382,13 +383,48 @@ def _report(options: argparse.Namespace) -> int:
     from kvviz import doctor
     from kvviz.report import export
 
-    return export.main(options.notebooks, options.out, options.only, doctor.machine(), archive=options.archive)
+    around = _around(options.notebooks)
+    return export.main(
+        options.notebooks, options.out, options.only, doctor.machine(), archive=options.archive, around=around
+    )
+
+
+LABELS = {
+    "symptoms": "My cache is sick",
+    "audit": "Audit guide",
+    "glossary": "Glossary",
+    "cheat_sheet": "Cheat sheet",
+}
+"""Documents that every page of a report links to, by the name of the file. All other documents become pages too."""
+
+FOR_TEACHERS = {"instructor": "Plans, times and questions to ask", "hub": "One machine for a whole class"}
+
+
+def _around(notebooks: Path) -> "Around":
+    """Return what a front page shows besides the notebooks. Documents lie in ``docs`` beside the notebooks' folder."""
+    from kvviz.report.documents import Document
+    from kvviz.report.export import Around
+
+    folder = notebooks.resolve().parent / "docs"
+    paths = sorted([*folder.glob("*.md"), *folder.glob("*.html")])
+    documents = [Document(path, LABELS.get(path.stem, "")) for path in paths]
+    documents.sort(key=lambda document: list(LABELS.values()).index(document.label) if document.label else len(LABELS))
+    return Around(_opening(notebooks), tuple(documents), FOR_TEACHERS, "symptoms")
+
+
+def _opening(notebooks: Path, scripts: bool = True) -> str:
+    """Return the opening of the front page, or "" if these are not the notebooks of kvviz."""
+    from kvviz.show import opening
+
+    recorded = notebooks / "recorded_engines.json"
+    return opening.opening(recorded, scripts) if recorded.is_file() else ""
 
 
 def _workshop(options: argparse.Namespace) -> int:
-    from kvviz.report import workshop
+    from kvviz.report import lab_front_page, workshop
 
-    return workshop.main(options.notebooks, options.out)
+    front = lab_front_page.lab_front_page(options.notebooks, _opening(options.notebooks, scripts=False))
+    return workshop.main(options.notebooks, options.out, {lab_front_page.NAME: front})
 
 
 def _sentence(error: Exception) -> str:

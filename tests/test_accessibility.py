@@ -16,11 +16,14 @@ from kvviz.audit.claims import Covers, Disjoint, Follows
 from kvviz.audit.view import View
 from kvviz.cache.buffers import KVCache, allocate
 from kvviz.cache.spec import CacheSpec
-from kvviz.report.page import Entry, Frame, Link, render_index
+from kvviz.report import search
+from kvviz.report.documents import Document, render
+from kvviz.report.page import Doors, Entry, Frame, Link, render_index, render_search
 from kvviz.show.audit_page import render_html
 from kvviz.show.byte_map import ByteMap, byte_map
 from kvviz.show.figures import byte_map_figure
 from kvviz.show.live_map import MapView
+from kvviz.show.opening import opening
 from tests.conftest import browser_missing
 from tests.test_report import MACHINE, page, shown, with_outputs
 
@@ -122,7 +125,20 @@ def index() -> str:
         Link("01_a.html", "First"),
     )
     bad = Entry("02_b", "Second", "", "no time stated", "", "", False, "no page: code cell 1: " + "E" * 90, None)
-    return render_index([good, bad], Frame(Path("."), MACHINE, "2001-02-03"), "1 of 2 notebooks ran.", "2 notebooks.")
+    frame = Frame(Path("."), MACHINE, "2001-02-03", (Link("glossary.html", "Glossary"),), "search.html")
+    doors = Doors((Link("instructor.html", "For the instructor"),), "symptoms.html")
+    told = opening(Path("notebooks", "recorded_engines.json"))
+    return render_index([good, bad], frame, "1 of 2 notebooks ran.", "2 notebooks.", told, doors)
+
+
+def document() -> str:
+    frame = Frame(Path("."), MACHINE, "2001-02-03", (Link("glossary.html", "Glossary"),), "search.html")
+    return render(Document(Path("docs", "symptoms.md")), frame, ["audit.html"])
+
+
+def searching() -> str:
+    frame = Frame(Path("."), MACHINE, "2001-02-03", search=search.PAGE)
+    return render_search(search.index({"document.html": document()}), frame)
 
 
 def audited() -> str:
@@ -142,7 +158,14 @@ def clean() -> str:
     return render_html(audit_views(held.owners()), held.owners(), title="clean.json")
 
 
-PAGES = {"lesson": lesson, "index": index, "audit": audited, "clean audit": clean}
+PAGES = {
+    "lesson": lesson,
+    "index": index,
+    "document": document,
+    "search": searching,
+    "audit": audited,
+    "clean audit": clean,
+}
 
 
 @pytest.fixture(scope="module")

@@ -30,9 +30,9 @@ def test_equal_pages_equal_archives(tmp_path, capsys):
     first, second = ((tmp_path / "zips" / name / "course.zip") for name in ("a", "b"))
     assert first.read_bytes() == second.read_bytes()
     names = zipfile.ZipFile(first).namelist()
-    assert names == ["course/index.html", "course/01_a.html", "course/02_b.html", "course/03_c.html"]
+    assert names == [f"course/{name}.html" for name in ("index", "search", "01_a", "02_b", "03_c")]
     assert zipfile.ZipFile(first).read("course/02_b.html") == (tmp_path / "a" / "02_b.html").read_bytes()
-    assert re.search(r"3 pages and the list of pages are in .*course.zip, \d+ KiB", capsys.readouterr().out)
+    assert re.search(r"3 pages, the front page and the search are in .*course.zip, \d+ KiB", capsys.readouterr().out)
     assert [path.name for path in first.parent.iterdir()] == ["course.zip"]
 
 
@@ -82,12 +82,11 @@ def test_the_list_shows_minutes_in_order(tmp_path):
     course(tmp_path)
     main(tmp_path, tmp_path / "out", machine=MACHINE)
     index = without_style((tmp_path / "out" / "index.html").read_text(encoding="utf-8"))
-    contents = index[index.index('<nav class="kvr-contents"') : index.index("</nav>")]
-    assert "3 notebooks: about 4 min to read, and about 6 min to run." in contents
-    assert re.findall(r'href="(\w+)\.html">(\w+)<', contents) == [("01_a", "A"), ("02_b", "B"), ("03_c", "C")]
-    minutes = re.findall(r'kvr-minutes">(.*?)<', contents)
-    assert minutes == ["read about 1 min, run about 2 min", "read about 2 min, run about 2 min", minutes[0]]
-    assert 'rel="next" href="01_a.html">Begin: A' in contents
+    assert "3 notebooks: about 4 min to read, and about 6 min to run." in index
+    assert re.findall(r'<h3><a href="(\w+)\.html">(\w+)<', index) == [("01_a", "A"), ("02_b", "B"), ("03_c", "C")]
+    minutes = re.findall(r"to read: (.*?)<.*?to run: (.*?)<", index)
+    assert minutes == [("about 1 min", "about 2 min"), ("about 2 min", "about 2 min"), minutes[0]]
+    assert 'rel="next" href="01_a.html">Begin: A' in index
     assert "<dt>to read</dt> <dd>about 2 min</dd>" in (tmp_path / "out" / "02_b.html").read_text(encoding="utf-8")
 
 
@@ -107,7 +106,7 @@ def test_an_unpacked_archive_can_be_read_without_a_network(tmp_path, chromium):
             step.first.click()
             opened.wait_for_load_state()
             seen.append(Path(opened.url).stem)
-    opened.get_by_role("link", name="All notebooks").first.click()
+    opened.get_by_role("link", name="Front page").first.click()
     opened.wait_for_load_state()
     assert seen == ["index", "01_a", "02_b", "03_c", "02_b", "01_a"] and opened.url == start.as_uri()
     asked = [url for url in asked if not url.startswith("data:")]

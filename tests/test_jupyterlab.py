@@ -14,6 +14,8 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
+from kvviz.__main__ import _opening
+from kvviz.report.lab_front_page import lab_front_page
 from kvviz.report.page import Frame, render_page
 from kvviz.show.describe import describe
 from tests.show.hands import MAPS, ask, canvas, hover, place, selected_lines, tips
@@ -282,3 +284,22 @@ def test_a_slider_changes_map_and_audit(lab):
     x, y = canvas(page).bounding_box()["x"] + 100, canvas(page).bounding_box()["y"] + 5
     page.mouse.move(x, y)
     assert tips(page)[0][0].startswith("byte ") and page.errors == []
+
+
+def test_the_workspace_opens_the_front_page_and_notebook_00(lab):
+    """``make lab`` imports this workspace. Then JupyterLab opens the front page and notebook 00, and no Launcher."""
+    html = lab_front_page(ROOT / "notebooks", _opening(ROOT / "notebooks", scripts=False))
+    (lab.notebooks / "front_page.html").write_text(html, encoding="utf-8")
+    lab.write("00_check_your_machine", ("1",))
+    command = [sys.executable, "-m", "jupyterlab", "workspaces", "import", str(ROOT / "deploy" / "lab_workspace.json")]
+    subprocess.run(command, env=lab.environment, check=True, capture_output=True)
+    context = lab.chromium.new_context(viewport={"width": 1280, "height": 900})
+    lab.contexts.append(context)
+    page = context.new_page()
+    page.set_default_timeout(WAIT_MS)
+    page.goto(f"http://127.0.0.1:{lab.port}/lab/workspaces/kvviz?token={lab.token}")
+    inside = page.frame_locator("iframe")
+    inside.get_by_role("heading", name="Every layer wrote its scales to the same bytes").wait_for()
+    assert inside.locator("a").count() == 0
+    tabs = page.locator(".jp-mod-searchable, .lm-DockPanel-tabBar .lm-TabBar-tabLabel").all_inner_texts()
+    assert "front_page.html" in tabs and any(tab.startswith("00_check") for tab in tabs) and "Launcher" not in tabs

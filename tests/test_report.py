@@ -291,7 +291,7 @@ class TestWithoutKernels:
         write(tmp_path, "99_z", CHUNK)
         assert main(tmp_path, tmp_path / "out") == 1
         assert ran == ["99_z"] and f"1 of {len(NOT_NOTEBOOKS) + 1} notebooks ran" in capsys.readouterr().out
-        assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["99_z.html", "index.html"]
+        assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["99_z.html", "index.html", "search.html"]
 
     def test_a_notebook_called_index_leaves_the_index_alone(self, tmp_path, capsys, ran):
         write(tmp_path, "01_a", CHUNK)
@@ -384,16 +384,15 @@ class TestWithoutKernels:
         monkeypatch.setattr(export, "execute", interrupted)
         assert main(tmp_path, tmp_path / "out") == 130
         assert "Interrupted. 1 of 2 notebooks ran, in 0 s. Open " in capsys.readouterr().out
-        assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["01_a.html", "index.html"]
+        assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["01_a.html", "index.html", "search.html"]
         assert dead_links(tmp_path / "out") == []
 
 
 def dead_links(folder: Path) -> list[str]:
     """Return the links in all pages of ``folder`` that lead to no file and are not addresses of the web."""
-    found = {
-        link for path in folder.glob("*.html") for link in re.findall(r'<a [^>]*href="([^"#:]+)', path.read_text())
-    }
-    return sorted(link for link in found if not (folder / urllib.parse.unquote(link)).is_file())
+    found = {link for path in folder.glob("*.html") for link in re.findall(r'<a [^>]*href="([^"#]+)', path.read_text())}
+    here = [link for link in found if ":" not in link]
+    return sorted(link for link in here if not (folder / urllib.parse.unquote(link)).is_file())
 
 
 @pytest.mark.notebook
@@ -431,7 +430,7 @@ class TestRuns:
         assert shortener(tmp_path)(sys.executable) in html
         assert "near True kvviz/__init__.py" in html and "application/vnd.jupyter.stderr" in html
         assert not list(home.rglob("*")) and (tmp_path / "01_a.ipynb").read_bytes() == before
-        assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["01_a.html", "index.html"]
+        assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["01_a.html", "index.html", "search.html"]
 
     def test_a_cell_that_raised(self, tmp_path, capsys):
         out = tmp_path / "out"
@@ -450,7 +449,7 @@ class TestRuns:
         assert "report: 02_b.ipynb, code cell 2: ZeroDivisionError: division by zero\n    x / 0  # here" in said.err
         assert "report: 04_d.ipynb, before its first cell: cannot be read as a notebook" in said.err
         assert "Kernels run on: unknown" in said.out and "2 of 4 notebooks ran" in said.out
-        assert sorted(path.name for path in out.iterdir()) == ["01_a.html", "03_c.html", "index.html"]
+        assert sorted(path.name for path in out.iterdir()) == ["01_a.html", "03_c.html", "index.html", "search.html"]
         first, third, index = (
             (out / name).read_text(encoding="utf-8") for name in ("01_a.html", "03_c.html", "index.html")
         )

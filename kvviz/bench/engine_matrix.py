@@ -17,7 +17,7 @@ from typing import Any
 
 from kvviz.bench.engine_packages import RELEASES
 from kvviz.bench.engine_run import CONNECTORS, LAYOUTS, PROMPT, EngineFailedError, EngineRecord, EngineSettings, run
-from kvviz.bench.prediction import disagreements, is_right, kit_answer, predict
+from kvviz.bench.prediction import disagreements, is_right, kit_answer, predict, token_texts
 from kvviz.files import write_whole
 
 FORMAT = "kvviz-engines"
@@ -102,6 +102,8 @@ def record_matrix(
             entry["disagreements"] = list(disagreements(prediction, record, right))
             told = {name: value for name, value in record.engine.items() if name not in OF_ONE_RUN}
             matrix["releases"][settings.release] = {**told, "replaced": record.replaced}
+            texts = matrix.setdefault("token_texts", {})
+            texts |= token_texts(token for token in record.token_ids if str(token) not in texts)
         entry["date"] = time.strftime("%Y-%m-%d")
         matrix["runs"].append(entry)
         write_whole(path, (json.dumps(matrix, indent=1) + "\n").encode())

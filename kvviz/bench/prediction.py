@@ -5,7 +5,7 @@ The prediction uses the decision in ``kvviz.engine.connectors``, the layouts and
 about kvviz: its model of vLLM lacks something.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from kvviz.audit import audit, collect
@@ -99,6 +99,14 @@ def kit_answer(prompt: Sequence[int], tokens: int) -> tuple[tuple[int, ...], str
 
     answer = generate(load_model("cpu"), PlainBackend(), list(prompt), tokens)
     return answer.token_ids, answer.text
+
+
+def token_texts(token_ids: Iterable[int]) -> dict[str, str]:
+    """Return the text of each token, by its id. JSON has no integer keys, so an id is text here."""
+    from kvviz.engine.model import load_model
+
+    model = load_model("cpu")
+    return {str(token): model.decode([token]) for token in token_ids}
 
 
 def is_right(token_ids: Sequence[int], expected: Sequence[int]) -> bool:

@@ -1,7 +1,8 @@
-"""Runs every notebook of a folder and writes a report: one HTML page per notebook, and a list of all pages.
+"""Runs every notebook of a folder and writes a report: one HTML page per notebook, and a front page.
 
-The pages need neither Python nor a network. If a cell raises an error, its notebook gets no page, and the report fails.
-So every page in the folder comes from a notebook that ran from top to bottom.
+Documents of the project become pages too, and one page searches all pages. The pages need neither Python nor a
+network. If a cell raises an error, its notebook gets no page, and the report fails. So every page of a notebook comes
+from a notebook that ran from top to bottom.
 """
 
 import datetime
@@ -9,7 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TextIO
@@ -17,12 +18,16 @@ from typing import TextIO
 from nbformat import NotebookNode
 
 from kvviz.files import write_whole
+from kvviz.report import documents as document_pages
+from kvviz.report import search
 from kvviz.report.archive import check_archive, write_archive
+from kvviz.report.documents import Document
 from kvviz.report.interrupt import Ended, ended_by_signals
-from kvviz.report.notebook import Failure, Notebook, execute, read
-from kvviz.report.page import CUSTOMARY, Entry, Frame, Link, relink, render_index, render_page
+from kvviz.report.notebook import TAKEN, Failure, Notebook, execute, read
+from kvviz.report.page import CUSTOMARY, Doors, Entry, Frame, Link, relink, render_index, render_page, render_search
 from kvviz.report.paths import shortener
-from kvviz.report.prose import counted
+from kvviz.report.prose import about, counted
+from kvviz.report.thumbnail import thumbnail
 
 CELL_TIMEOUT_S = 900
 """Seconds that one cell may take. The longest notebook of the project takes about 150 s on two CPU cores."""
@@ -82,6 +87,29 @@ class Progress:
 
 
 @dataclass(frozen=True)
+class Around:
+    """What a front page has besides the notebooks.
+
+    Args:
+        opening: trusted HTML that stands first on the front page, with a heading of level 1, or "".
+        documents: documents that become pages.
+        teach: names of documents (without ending) for a person who teaches, with the words of their links.
+        sick: name of the document for a person with a broken cache, or "".
+    """
+
+    opening: str = ""
+    documents: tuple[Document, ...] = ()
+    teach: Mapping[str, str] = field(default_factory=dict)
+    sick: str = ""
+
+    def doors(self) -> Doors:
+        """Return links to the documents that exist."""
+        pages = {document.path.stem: document.page for document in self.documents}
+        teach = (Link(pages[name], words) for name, words in self.teach.items() if name in pages)
+        return Doors(tuple(teach), pages.get(self.sick, ""))
+
+
+@dataclass(frozen=True)
 class Report:
     """What all steps of one report share.
 
@@ -89,6 +117,7 @@ class Report:
         everything: all notebooks of the folder, in name order.
         out: the folder of the pages.
         runs: results by name of the notebook. Each notebook is added when it is done.
+        around: what the front page has besides the notebooks.
     """
 
     everything: Sequence[Notebook]
@@ -96,10 +125,11 @@ class Report:
     frame: Frame
     progress: Progress
     runs: dict[str, Run]
+    around: Around
 
     def with_page(self) -> list[Notebook]:
         """Return the notebooks that have a page now. A page may come from an earlier report."""
-        return [one for one in self.everything if not one.is_index and (self.out / one.page).is_file()]
+        return [one for one in self.everything if not one.name_is_taken and (self.out / one.page).is_file()]
 
 
 def main(
@@ -109,8 +139,11 @@ def main(
     machine: Mapping[str, str] = MappingProxyType({}),
     cell_timeout_s: int = CELL_TIMEOUT_S,
     archive: Path | None = None,
+    around: Around = Around(),
 ) -> int:
     """Run the notebooks of a folder in name order. Write a page ``out/NAME.html`` for each, and ``out/index.html``.
+
+    The documents of ``around`` become pages too, and ``out/search.html`` searches all pages.
 
     Args:
         notebooks: the folder. It is only read.
@@ -121,8 +154,9 @@ def main(
             "interpreter", the report announces the authors' times for a GPU. The other usual labels are "machine",
             "torch", "triton", "python" and "kvviz". See :func:`kvviz.doctor.machine`.
         cell_timeout_s: seconds that one cell may take.
-        archive: path of a zip file with the list and all pages. It is written if all notebooks have a page. None means
-            that no zip file is wanted.
+        archive: path of a zip file with all pages. It is written if all notebooks have a page. None means that no zip
+            file is wanted.
+        around: what the front page has besides the notebooks.
 
     Returns:
         The exit status. Standard error gives the reason for 1 and 2.
@@ -136,14 +170,16 @@ def main(
     try:
         everything = _notebooks(Path(notebooks))
         chosen = _chosen(everything, only)
+        _check_names(everything, around.documents)
         _check_writable(Path(out))
         if archive is not None:
             check_archive(Path(archive))
     except (ValueError, OSError) as error:
         print(f"report: {error}", file=sys.stderr)
         return 2
-    frame = Frame(Path(notebooks), machine, datetime.date.today().isoformat())
-    report = Report(everything, Path(out), frame, progress, {})
+    links = document_pages.references(around.documents)
+    frame = Frame(Path(notebooks), machine, datetime.date.today().isoformat(), links, search.PAGE)
+    report = Report(everything, Path(out), frame, progress, {}, around)
     _announce(chosen, machine, progress)
     try:
         with ended_by_signals():
@@ -154,6 +190,16 @@ def main(
         return 128 + interrupt.number if isinstance(interrupt, Ended) else INTERRUPTED
     status = _conclude(report, len(chosen))
     return status if archive is None else _pack(Path(archive), status, report)
+
+
+def _check_names(everything: Sequence[Notebook], documents: Sequence[Document]) -> None:
+    """Raise ValueError if two files would become the same page."""
+    pages = {notebook.page: notebook.path for notebook in everything}
+    for document in documents:
+        other = pages.setdefault(document.page, document.path)
+        if other != document.path or document.path.stem in TAKEN:
+            other = f"{other} and {document.path} are" if other != document.path else f"{document.path} is"
+            raise ValueError(f"{other} the page {document.page}, which exists once: rename the document")
 
 
 def _check_writable(out: Path) -> None:
@@ -206,7 +252,7 @@ def _announce(chosen: Sequence[Notebook], machine: Mapping[str, str], progress: 
         progress.say(", ".join(facts))
     without = [notebook.name for notebook in chosen if _minutes(notebook, machine) is None]
     total = sum(_minutes(notebook, machine) or 0 for notebook in chosen)
-    known = f"{_about(total)} according to their authors" if len(without) < len(chosen) else "no time stated"
+    known = f"{about(total)} according to their authors" if len(without) < len(chosen) else "no time stated"
     unknown = f" (no time stated in {', '.join(without)})" if 0 < len(without) < len(chosen) else ""
     progress.say(f"{counted(len(chosen), 'notebook')}, {known}{unknown}")
 
@@ -217,11 +263,6 @@ def _minutes(notebook: Notebook, machine: Mapping[str, str]) -> float | None:
     return notebook.minutes_gpu if on_gpu else notebook.minutes_cpu
 
 
-def _about(minutes: float) -> str:
-    """Return a time in whole minutes, in words."""
-    return f"about {round(minutes)} min" if minutes >= 1 else "less than 1 min"
-
-
 def _run_and_publish(notebook: Notebook, report: Report, cell_timeout_s: int) -> None:
     """Run a notebook and write its page. If this fails, remove the page of an earlier report, and print the reason."""
     progress = report.progress
@@ -229,7 +270,7 @@ def _run_and_publish(notebook: Notebook, report: Report, cell_timeout_s: int) ->
     report.runs[notebook.name] = run
     if run.has_page:
         return
-    if not notebook.is_index:
+    if not notebook.name_is_taken:
         _remove(report.out / notebook.page)
     result = "FAILED" if run.failure else "ran"
     progress.say(f"{notebook.name} {result} after {run.seconds:.1f} s, no page")
@@ -288,20 +329,36 @@ def _conclude(report: Report, chosen: int, opening: str = "") -> int:
     The links of pages from earlier reports are updated too. A link to a page that does not exist becomes plain text.
     """
     standing = report.with_page()
+    names = [one.page for one in standing] + [document.page for document in report.around.documents]
     for before, notebook, after in zip([None, *standing], standing, [*standing[1:], None], strict=False):
-        _relink(report.out / notebook.page, _link(before), _link(after), [one.page for one in standing])
+        _relink(report.out / notebook.page, _link(before), _link(after), names)
     total = opening + _total(list(report.runs.values()), chosen)
     status = 0 if all(run.has_page for run in report.runs.values()) else 1
     index = report.out / "index.html"
     try:
-        entries = [_entry(notebook, report, notebook in standing) for notebook in report.everything]
-        _write(index, render_index(entries, report.frame, total, _together(report.everything, report.frame.machine)))
+        _write_documents(report, names)
+        pages = {one.page: _text(report.out / one.page) for one in standing}
+        entries = [_entry(notebook, report, pages.get(notebook.page)) for notebook in report.everything]
+        together, around = _together(report.everything, report.frame.machine), report.around
+        _write(index, render_index(entries, report.frame, total, together, around.opening, around.doors()))
+        _write_search(report, pages)
     except Exception as error:  # for example a full disk; the result of the runs must still be printed
         print(f"report: {index} could not be written: {error}", file=sys.stderr)
         report.progress.say(total)
         return 1
     report.progress.say(f"{total} Open {index}" if standing else f"{total} There is no page to open.")
     return status
+
+
+def _write_documents(report: Report, names: Sequence[str]) -> None:
+    for document in report.around.documents:
+        _write(report.out / document.page, document_pages.render(document, report.frame, names))
+
+
+def _write_search(report: Report, pages: Mapping[str, str]) -> None:
+    """Write the page that searches the pages of the notebooks and of the documents."""
+    written = {one.page: _text(report.out / one.page) for one in report.around.documents}
+    _write(report.out / search.PAGE, render_search(search.index({**pages, **written}), report.frame))
 
 
 def _link(notebook: Notebook | None) -> Link | None:
@@ -336,7 +393,7 @@ def _total(runs: Sequence[Run], chosen: int) -> str:
 def _together(everything: Sequence[Notebook], machine: Mapping[str, str]) -> str:
     reading = sum(notebook.minutes_read or 0 for notebook in everything)
     running = sum(_minutes(notebook, machine) or 0 for notebook in everything)
-    run = f", and {_about(running)} to run" if running else ""
+    run = f", and {about(running)} to run" if running else ""
     return f"{counted(len(everything), 'notebook')}: about {reading} min to read{run}."
 
 
@@ -349,23 +406,26 @@ def _pack(archive: Path, status: int, report: Report) -> int:
         )
         return status
     pages = [notebook.page for notebook in report.with_page()]
+    pages += [document.page for document in report.around.documents]
     try:
-        size = write_archive(archive, report.out, ["index.html", *pages])
+        size = write_archive(archive, report.out, ["index.html", search.PAGE, *pages])
     except OSError as error:
         print(
             f"report: {archive} could not be written ({error.strerror or error}): choose another path", file=sys.stderr
         )
         return 1
-    report.progress.say(f"{counted(len(pages), 'page')} and the list of pages are in {archive}, {size / 1024:,.0f} KiB")
+    report.progress.say(
+        f"{counted(len(pages), 'page')}, the front page and the search are in {archive}, {size / 1024:,.0f} KiB"
+    )
     return 0
 
 
-def _entry(notebook: Notebook, report: Report, has_page: bool) -> Entry:
-    """Return the notebook's entry in the list of pages."""
+def _entry(notebook: Notebook, report: Report, page: str | None) -> Entry:
+    """Return the notebook's entry on the front page. ``page`` is the HTML of its page, or None."""
     run, short = report.runs.get(notebook.name), shortener(report.frame.folder)
     minutes = _minutes(notebook, report.frame.machine)
     if run is None:
-        status = "not run in this report" + ("; the page is from an earlier report" if has_page else "")
+        status = "not run in this report" + ("; the page is from an earlier report" if page else "")
     elif run.failure:
         status = short(f"no page: {run.failure.where}: {run.failure.error}")
     else:
@@ -374,13 +434,19 @@ def _entry(notebook: Notebook, report: Report, has_page: bool) -> Entry:
         name=notebook.name,
         title=notebook.title,
         promise=notebook.promise,
-        minutes="no time stated" if minutes is None else _about(minutes),
+        minutes="no time stated" if minutes is None else about(minutes),
         reading=f"about {notebook.minutes_read} min" if notebook.minutes_read else "",
         seconds=f"measured {run.seconds:.1f} s" if run else "",
         ran=bool(run and run.has_page),
         status=status,
-        link=_link(notebook) if has_page else None,
+        link=_link(notebook) if page else None,
+        picture=thumbnail(page) if page else "",
     )
+
+
+def _text(page: Path) -> str:
+    """Return a page. A page from an earlier report may be damaged, so bytes that are not text are replaced."""
+    return page.read_text(encoding="utf-8", errors="replace")
 
 
 def _write(path: Path, text: str) -> int:

@@ -36,8 +36,8 @@ _MINUTES = re.compile(r"(\d+(?:\.\d+)?)\s*min(?:utes?)?\b")
 _NOT_FOR_KERNELS = ("MPLBACKEND", "PYTHONSTARTUP")
 """Environment variables that a notebook does not get, because they would change its outputs."""
 
-INDEX = "index"
-"""Name of the page that lists all notebooks. No notebook may have this name, in small or capital letters."""
+TAKEN = {"index": "the front page", "search": "the search"}
+"""Names of pages that no notebook may have, in small or capital letters, and what these pages are."""
 
 Watch = Callable[[int, int, float | None], None]
 """A function that is called twice per cell, with (number, total, seconds). When the cell starts, ``seconds`` is None.
@@ -80,9 +80,9 @@ class Notebook:
         return f"{self.name}.html"
 
     @property
-    def is_index(self) -> bool:
-        """Return True if the page would have the name of the list of all pages. Such a notebook gets no page."""
-        return self.name.lower() == INDEX
+    def name_is_taken(self) -> bool:
+        """Return True if the page would have a name of :data:`TAKEN`. Such a notebook gets no page."""
+        return self.name.lower() in TAKEN
 
 
 @dataclass(frozen=True)
@@ -108,9 +108,9 @@ class Failure:
 
 
 def read(path: Path) -> Notebook:
-    """Read a notebook. If the file is not a notebook, or is called index, ``problem`` gives the reason."""
-    if path.stem.lower() == INDEX:
-        problem = f"needs the page {INDEX}.html, which is the list of all pages: rename the notebook"
+    """Read a notebook. If the file is not a notebook, or has a name of :data:`TAKEN`, ``problem`` gives the reason."""
+    if taken := TAKEN.get(path.stem.lower()):
+        problem = f"needs the page {path.stem.lower()}.html, which is {taken}: rename the notebook"
         return Notebook(path, None, path.stem, problem=problem)
     try:
         return _described(path, _parse(path))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 from nbconvert import HTMLExporter
 from nbconvert.filters import strip_ansi
@@ -19,7 +19,7 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_markdown_cell
 
 from kvviz.report.paths import shortener
-from kvviz.report.prose import Prose, link_pages, reading_minutes
+from kvviz.report.prose import Heading, Prose, link_pages, plain, reading_minutes
 from kvviz.report.workshop import SOLUTION, hole, solved, tagged
 
 TEMPLATE = Path(__file__).resolve().parent / "template"
@@ -33,6 +33,7 @@ _META_OR_BASE = re.compile(r"<(?:meta|base)(?=[\s/>\x00])[^>]*>?", re.IGNORECASE
 """HTML tags that are removed from outputs, because they could send the reader to another page or change all links."""
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]{6,}(?=>)")
 """Address in Python's default text of an object. The address differs in every run."""
+_HEADING = re.compile(r"<h1[^>]*>(.*?)</h1>", re.DOTALL)
 _STEPS = re.compile(r'<nav aria-label="([^"]*)" class="kvr-steps">.*?</nav>', re.DOTALL)
 
 
@@ -57,11 +58,15 @@ class Frame:
         folder: the folder of the notebooks. Local pictures come from this folder. Its path is shortened in the pages.
         machine: facts about the machine: values by label. :data:`CUSTOMARY` lists the usual labels.
         date: the day of the report, ISO 8601. A page shows no other date or time.
+        references: links that every page shows, for example to a glossary.
+        search: the file name of the page that searches all pages, or "".
     """
 
     folder: Path
     machine: Mapping[str, str]
     date: str
+    references: tuple[Link, ...] = ()
+    search: str = ""
 
     @property
     def facts(self) -> tuple[tuple[str, str], ...]:
@@ -85,6 +90,7 @@ class Entry:
         ran: True if the notebook ran in this report and has a page.
         status: the result in words.
         link: the page, or None if there is no page.
+        picture: a small picture of the page as a URL that holds all of its bytes, or "".
     """
 
     name: str
@@ -96,6 +102,7 @@ class Entry:
     ran: bool
     status: str
     link: Link | None
+    picture: str = ""
 
 
 def render_page(
@@ -130,6 +137,7 @@ def render_page(
     reading = f"about {reading_minutes([cell.source for cell in executed.cells])} min"
     facts = (("to read", reading), *frame.facts)
     around = {"before": before, "after": after, "headings": prose.headings, "facts": facts, "date": frame.date}
+    around |= {"references": frame.references, "search": frame.search}
     body, _ = _exporter().from_notebook_node(notebook, resources={"inlining": {"css": []}, "kvviz": around})
     return link_pages(body, pages)
 
@@ -146,20 +154,66 @@ def _quotes(html: str) -> str:
     return html.replace("&#39;", "'").replace("&#34;", '"')
 
 
-def render_index(entries: Sequence[Entry], frame: Frame, total: str, together: str) -> str:
-    """Return the list of pages.
+@dataclass(frozen=True)
+class Doors:
+    """Links of the front page.
+
+    Args:
+        teach: pages for a person who teaches.
+        sick: address of the page for a person with a broken cache, or "".
+    """
+
+    teach: tuple[Link, ...] = ()
+    sick: str = ""
+
+
+def render_index(
+    entries: Sequence[Entry], frame: Frame, total: str, together: str, opening: str = "", doors: Doors = Doors()
+) -> str:
+    """Return the front page: the opening, a card for each notebook, and the result of the report.
 
     Args:
         total: sentences about the result of the report.
         together: a sentence about the minutes of all notebooks.
+        opening: trusted HTML that stands first. It contains the heading of level 1. If "", there is a plain heading.
+        doors: links to pages for other readers.
     """
-    loader = FileSystemLoader(TEMPLATE)
-    template = Environment(loader=loader, autoescape=True, undefined=StrictUndefined).get_template("pages.html.j2")
-    css = Markup((TEMPLATE / "report.css").read_text(encoding="utf-8"))
-    first = next((entry.link for entry in entries if entry.link), None)
-    return template.render(
-        entries=entries, frame=frame, total=total, together=together, first=first, css=css, promise=Markup
+    return _template("pages.html.j2").render(
+        title=plain(heading[1]) if (heading := _HEADING.search(opening)) else "kvviz report",
+        entries=entries,
+        frame=frame,
+        total=total,
+        together=together,
+        missing=not all(entry.link for entry in entries),
+        first=next((entry.link for entry in entries if entry.link), None),
+        css=_css(),
+        promise=Markup,
+        opening=Markup(opening),
+        doors=doors,
     )
+
+
+def render_document(
+    title: str, body: str, headings: Sequence[Heading], frame: Frame, pages: Collection[str] = ()
+) -> str:
+    """Return the page of a text. ``body`` is HTML of :class:`~kvviz.report.prose.Prose`, with these headings."""
+    shown = [Heading(one.level, one.anchor, Markup(one.html)) for one in headings]
+    page = _template("document.html.j2").render(title=title, body=Markup(body), headings=shown, frame=frame, css=_css())
+    return link_pages(page, pages)
+
+
+def render_search(index: str, frame: Frame) -> str:
+    """Return the page that searches all pages. ``index`` is JSON of :func:`kvviz.report.search.index`."""
+    return _template("search.html.j2").render(index=Markup(index), frame=frame, css=_css())
+
+
+def _template(name: str) -> Template:
+    loader = FileSystemLoader(TEMPLATE)
+    return Environment(loader=loader, autoescape=True, undefined=StrictUndefined).get_template(name)
+
+
+def _css() -> Markup:
+    return Markup((TEMPLATE / "report.css").read_text(encoding="utf-8"))
 
 
 def _exporter() -> HTMLExporter:

@@ -98,6 +98,11 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
+def about(minutes: float) -> str:
+    """Return a time in whole minutes, in words."""
+    return f"about {round(minutes)} min" if minutes >= 1 else "less than 1 min"
+
+
 def reading_minutes(sources: Sequence[str]) -> int:
     """Return how many whole minutes it takes to read the cells of a notebook, at least 1.
 
@@ -130,9 +135,9 @@ def link_pages(body: str, pages: Collection[str]) -> str:
 
 
 def _mark_page_links(body: str) -> str:
-    """Return ``body`` with the class ``kvr-to`` in each link to a file of the notebooks' folder.
+    """Return ``body`` with the class ``kvr-to`` in each link to a file of the project.
 
-    A link to a notebook becomes a link to its page.
+    A link to a notebook or to a document becomes a link to its page. All pages lie in one folder.
     """
 
     def mark(found: re.Match) -> str:
@@ -140,7 +145,8 @@ def _mark_page_links(body: str) -> str:
         target = html.unescape(href[1] or href[2] or "") if href else ""
         if not target or _ELSEWHERE.match(target):
             return found[0]
-        url = re.sub(r"\.ipynb(?=#|$)", ".html", unquote(target))
+        url = re.sub(r"^(?:\.\./)?(?:docs|notebooks)/(?=[^/]+$)", "", unquote(target))
+        url = re.sub(r"^([^/]+)\.(?:ipynb|md)(?=#|$)", r"\1.html", url)
         return f'<a class="kvr-to" href="{quote(url, safe="/#?=:@!$()*+,;")}">'
 
     return _START_OF_LINK.sub(mark, body)

@@ -21,8 +21,10 @@ import json
 import re
 import sys
 import textwrap
+from collections.abc import Mapping
 from copy import deepcopy
 from pathlib import Path
+from types import MappingProxyType
 
 import nbformat
 from nbformat import NotebookNode
@@ -114,8 +116,10 @@ def _without_tags(copy: NotebookNode) -> NotebookNode:
     return copy
 
 
-def main(notebooks: Path, out: Path) -> int:
+def main(notebooks: Path, out: Path, more: Mapping[str, str] = MappingProxyType({})) -> int:
     """Write ``out/participants`` and ``out/instructor``: a copy of each notebook of a folder, and its data files.
+
+    ``more`` has texts of further files by name. Both folders get these files.
 
     A file that exists already and has other content may be somebody's work. If there is such a file, this function
     writes nothing.
@@ -128,6 +132,8 @@ def main(notebooks: Path, out: Path) -> int:
         OSError: a file cannot be read or written.
     """
     made = _copies(notebooks)
+    for kind in ("participants", "instructor"):
+        made |= {f"{kind}/{name}": text.encode("utf-8") for name, text in more.items()}
     changed = [name for name, data in made.items() if _differs(out / name, data)]
     if changed:
         number, first = len(changed), out / changed[0]

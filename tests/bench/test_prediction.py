@@ -60,6 +60,7 @@ def fake_run(monkeypatch):
 
     monkeypatch.setattr(engine_matrix, "run", run)
     monkeypatch.setattr(engine_matrix, "kit_answer", lambda prompt, tokens: ((504, 6376, 7), "The sky is"))
+    monkeypatch.setattr(engine_matrix, "token_texts", lambda ids: {str(token): f"<{token}>" for token in ids})
     return calls
 
 
@@ -71,6 +72,7 @@ def test_the_matrix_is_continued_where_it_ended(fake_run, tmp_path):
     assert fake_run == wanted[:5]
     content = json.loads(path.read_text())
     assert len(content["runs"]) == 5 and content["answer"]["text"] == "The sky is"
+    assert all(content["token_texts"][str(token)] for run in content["runs"] for token in run["token_ids"])
     assert content["runs"][1]["disagreements"] == ["right text: predicted False, observed True"]
     assert content["releases"]["0.25.1"]["replaced"][0]["part"] == "sampler"
     assert said[1].startswith("0.25.1 fp8_per_token_head prefer-cross-layer NHD: cross-layer, 2 collision, 60 mis")

@@ -1,0 +1,79 @@
+"""The opening of a report's front page: the living picture of the bug, and the two answers of the released engine."""
+
+import json
+from importlib.resources import files
+from pathlib import Path
+
+from kvviz.show.answers import answer_of, compare_answers
+from kvviz.show.story_picture import story_svg
+
+RIGHT = ("0.25.1", "fp8_per_token_head", "none", "NHD")
+WRONG = ("0.25.1", "fp8_per_token_head", "prefer-cross-layer", "NHD")
+"""Two recorded runs of one release: without a connector, and with a connector that prefers one buffer."""
+
+SCRIPT = files("kvviz.show").joinpath("assets", "story.js").read_text(encoding="utf-8")
+
+
+_STORY = """\
+<h1>Every layer wrote its scales to the same bytes</h1>
+<p class="kvviz-lead">A language model keeps the keys and values of earlier tokens in a KV cache, and a quantised cache
+stores one small number, a <em>scale</em>, behind each of them. In July 2026, two features of vLLM met: one put all
+layers into one buffer, and the other still counted as if each layer had a buffer of its own. So all layers wrote their
+scales to the same bytes, nothing crashed, and the model answered with garbage.</p>
+"""
+
+_FACTS = """\
+<dl class="kvviz-facts">
+<div><dt>What broke</dt><dd>Each layer reads its scales through a view of memory. The views assumed one buffer per
+layer, but an offloading connector had asked for one buffer for all layers. Most scales were lost.</dd></div>
+<div><dt>Why no test saw it</dt><dd>Each part was right, and passed its own tests. Only the two features together were
+wrong. No address was out of bounds, so nothing raised an error.</dd></div>
+<div><dt>What fixed it</dt><dd>Four lines in the code that chooses the buffer. For a cache with scales behind each cell,
+it now refuses one buffer for all layers, whichever connector asks
+(<a href="https://github.com/vllm-project/vllm/pull/49226">PR 49226</a>).</dd></div>
+</dl>
+"""
+
+
+def opening(recorded: Path, scripts: bool = True) -> str:
+    """Return the opening as HTML: the story, the picture, the answers, and three facts.
+
+    Args:
+        recorded: the file ``notebooks/recorded_engines.json``. Without this file, the answers are left out.
+        scripts: False if no script can run, as in JupyterLab. Then the picture plays without end.
+    """
+    told = answers(recorded)
+    heading = "<h2>One prompt, the same release, two layouts</h2>" if told else ""
+    shown = picture() if scripts else f'<figure class="kvviz-opening">{story_svg(looping=True)}</figure>'
+    return f"{_STORY}{shown}{heading}{told}{_FACTS}"
+
+
+def picture() -> str:
+    """Return the picture with its button and a slider of steps, as HTML. Without scripts, it shows the last step."""
+    svg = story_svg()
+    last = int(svg.split('data-steps="')[1].split('"')[0]) - 1
+    return (
+        f'<figure class="kvviz-opening" id="picture">{svg}<div class="kvviz-play" hidden>'
+        f'<button type="button">▶ Watch the layers write</button>'
+        f'<label>step <input type="range" min="0" max="{last}" value="{last}" aria-label="step of the picture"></label>'
+        f'<output aria-live="polite"></output></div></figure><script>{SCRIPT}</script>'
+    )
+
+
+def answers(recorded: Path) -> str:
+    """Return the right and the wrong answer as HTML, or "" if the file has no such runs.
+
+    Args:
+        recorded: the file ``notebooks/recorded_engines.json``.
+    """
+    if not recorded.is_file():
+        return ""
+    matrix = json.loads(recorded.read_text(encoding="utf-8"))
+    keys = ("release", "kv_cache_dtype", "connector", "layout")
+    runs = {tuple(run[key] for key in keys): run for run in matrix["runs"] if "token_ids" in run}
+    if RIGHT not in runs or WRONG not in runs:
+        return ""
+    texts = matrix["token_texts"]
+    labels = {RIGHT: "vLLM 0.25.1, one buffer per layer", WRONG: "vLLM 0.25.1, one buffer for all layers"}
+    shown = [answer_of(labels[key], runs[key]["token_ids"], texts, runs[key]["margins"]) for key in (RIGHT, WRONG)]
+    return compare_answers(*shown)._repr_html_()
