@@ -17,6 +17,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from kvviz.report.notebook import Notebook, execute, read
 from kvviz.report.page import Frame, render_page
 from kvviz.report.workshop import hole, instructor, main, participants, solved, tagged
+from kvviz.show.exercise import WrongAnswerError
 from tests.test_notebooks import CELL_TIMEOUT_S, FOLDER, NOTEBOOKS
 
 EXERCISES = [path for path in NOTEBOOKS if path.stem[:2] != "11"]
@@ -30,7 +31,7 @@ SLIPS = {
     "00.1": [
         ("scale_bytes = (176, 196)", "byte 176 belongs to layer 1 K scale [block 0, token 0, head 0]"),
         ("scale_bytes = (196, 199)", "3 bytes"),
-        ("scale_bytes = (640, 644)", "outside the map"),
+        ("scale_bytes = (640, 644)", "is no range of bytes on these two pages"),
     ],
     "01.1": [
         ("return (token * 2 + head) * spec.cell_bytes", "block 0, token 0, head 0: byte 0 belongs to layer 0 K data"),
@@ -39,12 +40,12 @@ SLIPS = {
             "block 0, token 0, head 1: byte 160 belongs to layer 0 V data [block 0, t",
         ),
         ("return 160 + (token + 4 * head) * spec.cell_bytes", "block 0, token 0, head 1: byte 240"),
-        ("return 10**6", "byte 1000000: no cell fits there"),
-        ("return 'V'", "byte V: no cell fits there"),
+        ("return 10**6", "no cell fits at byte 1000000"),
+        ("return 'V'", "v_start(0, 0) must be a whole number, but it is 'V' (str)"),
     ],
     "02.1": [
         ("misplaced_layers = [0, 1, 2, 3]", "layer 0: block 0, token 0, head 0"),
-        ("misplaced_layers = [1]", "layer 2 V scale [block 0, token 0, head 0] at bytes"),
+        ("misplaced_layers = [1]", "at least one layer is missing"),
     ],
     "02.2": [
         ("return steps_bytes, start_bytes", "NHD: misplaced, layer 0 K scale [block 0, token 0, head 0] at bytes"),
@@ -66,7 +67,7 @@ SLIPS = {
     "04.1": [
         ("return 'scale on data'", "does not confirm 'scale on data'"),
         ("return 'scale on scale' if first_wrong_token else 'scale on data'", "does not confirm 'scale on data'"),
-        ("return 'the tail'", "is not one of scale on scale, scale on data, cannot tell"),
+        ("return 'the tail'", "must be one of scale on scale, scale on data, cannot tell"),
     ],
     "05.1": [
         (
@@ -75,7 +76,7 @@ SLIPS = {
         ),
         (
             "altitude = dict(pairs='GPU', memory='allocator', slots='caller')",
-            "pairs: 'GPU' is not a place. The places are caller",
+            "pairs must be one of caller",
         ),
     ],
     "06.1": [
@@ -107,7 +108,7 @@ SLIPS = {
             "byte 3455 is the first that is not copied. It belongs to layer 0 V scale [block 0, token 15, he",
         ),
         ("width_bytes = 3460", "belongs to layer 0 K data [block 1, token 0, head 0]"),
-        ("width_bytes = 0", "belongs to layer 0 K data [block 0, token 0, head 0]"),
+        ("width_bytes = 0", "0 is not a number of bytes"),
         ("width_bytes = 10**6", "1000000 is not a number of bytes"),
     ],
     "09.1": [
@@ -133,10 +134,10 @@ SLIPS = {
     "12.1": [
         ("return byte // 13056 % 30, byte // 13056 // 30", "the numbers are exchanged"),
         ("return byte // 13056 // 64, byte // 13056 % 64", "which comes first in the buffer"),
-        ("return byte // 13056", "is not a pair of numbers"),
+        ("return byte // 13056", "must return two numbers"),
     ],
     "13.1": [
-        ("return other_bytes // token_bytes", "shared: 8 is wrong: where do the tokens around this one begin and end?"),
+        ("return other_bytes // token_bytes", "shared: 8 is wrong. Where do the tokens around this one begin and end?"),
         ("return -(-other_bytes // token_bytes)", "unequal, roles swapped: 33 is wrong"),
     ],
 }
@@ -161,6 +162,49 @@ ANSWERS = {
     "13.1": ("-(-", "min(", " 9 "),
 }
 """For each exercise, words of the solution that the check must not print."""
+
+
+UNUSABLE = (
+    "'x'", "3.5", "[]", "()", "{{}}", "object()", "float('nan')", "''", "-7", "10**12", "b'1'", "[None]", "['a', 'b']",
+    "1j", "print", "range(0)", "[[1], [2]]", "set()", "-1.0", "'nothing of this'",
+)  # fmt: skip
+"""Answers that are wrong in every exercise. The check answers each of them with a sentence."""
+
+KINDS = {
+    "00.1": "numbers", "01.1": "number", "02.1": "numbers", "02.2": "pair", "03.1": "number", "03.2": "none",
+    "04.1": "word", "05.1": "words", "06.1": "word", "07.1": "bool", "08.1": "number", "09.1": "claim",
+    "10.1": "number", "10.2": "number", "12.1": "numbers", "13.1": "number",
+}  # fmt: skip
+"""For each exercise, what an answer is."""
+
+FORMS = {
+    "number": ("float({})", "str({})", "__import__('numpy').int64({})", "__import__('torch').tensor({})",
+               "__import__('numpy').array([{}])"),
+    "numbers": ("list({})", "tuple(map(float, {}))", "__import__('numpy').array({})", "__import__('torch').tensor({})",
+                "', '.join(map(str, {}))"),
+    "pair": ("list({})", "[__import__('numpy').array(({})[0]), ({})[1]]", "(tuple(map(float, ({})[0])), ({})[1])",
+             "(list(({})[0]), __import__('torch').tensor(({})[1]))", "(({})[0], str(({})[1]))"),
+    "word": ("({}).upper()", "' ' + ({}) + ' '", "__import__('numpy').str_({})", "({}).title()", "f'{{{}}}\\n'"),
+    "words": ("{{k: v.upper() for k, v in ({}).items()}}", "{{k: f' {{v}}' for k, v in ({}).items()}}",
+              "dict(reversed(({}).items()))", "{{k: v.title() for k, v in ({}).items()}}", "dict({})"),
+    "bool": ("int({})", "float({})", "__import__('numpy').bool_({})", "__import__('torch').tensor({})",
+             "__import__('numpy').array([{}])"),
+    "claim": ("kvviz.audit.claims.Covers('layer 0 sent', list(of_layer_0))",
+              "kvviz.audit.claims.Covers('layer 0 sent', of_layer_0[::-1])",
+              "kvviz.audit.claims.Covers('layer 0 sent', content=of_layer_0)",
+              "kvviz.audit.claims.Covers(extent='layer 0 sent', content=of_layer_0)",
+              "kvviz.audit.claims.Covers('layer 0 sent', tuple(sorted(of_layer_0)))"),
+}  # fmt: skip
+"""For each kind of answer, other forms of the right answer. The form has {} in place of the answer."""
+
+
+def answered(solution: str, form: str) -> str:
+    """Return the code of a solution whose last answer has another form."""
+    lines = solution.splitlines()
+    at = max(n for n, line in enumerate(lines) if re.match(r"\s*(return\b|\w+ = )", line))
+    start, given = re.match(r"(\s*(?:return|\w+ =)\s)(.*)", lines[at]).groups()
+    lines[at] = start + form.format(*[f"({given})"] * form.replace("{{", "").count("{"))
+    return "\n".join(lines)
 
 
 def by_solution(path: Path) -> list[tuple[int, int]]:
@@ -233,7 +277,7 @@ class Attempt:
     def said(self, *sources: str) -> str:
         """Run all sources and return the message of the error that the last one raises."""
         self.run(*sources[:-1])
-        with pytest.raises((AssertionError, ValueError)) as raised:
+        with pytest.raises(WrongAnswerError) as raised:
             self.run(sources[-1])
         return str(raised.value)
 
@@ -266,15 +310,23 @@ def test_solutions_pass_and_holes_and_mistakes_do_not(path, monkeypatch, capsys,
         own = cells[solution].source
         later = [cell.source for cell in cells[solution + 1 : at + 1] if cell.cell_type == "code"]
         said = attempt.said(hole(own), *later)
-        assert re.match(rf"Exercise {re.escape(name)} is not solved yet: \w.*\w$", said)
+        assert re.match(rf"Exercise {re.escape(name)}: not yet. Not solved yet: \w.*\w\.$", said)
         for slip, words in SLIPS[name]:
             capsys.readouterr()
             tried = MARKED.sub(lambda mark, slip=slip: textwrap.indent(slip, mark[1]), own)
             said = attempt.said(tried, *later)
-            assert words in said, slip
+            assert words.casefold() in said.casefold(), slip
             assert not [answer for answer in ANSWERS[name] if answer in said + capsys.readouterr().out], slip
+        for answer in UNUSABLE:
+            capsys.readouterr()
+            said = attempt.said(answered(own, answer), *later)
+            assert "Your code raised" not in said and "cannot be checked" not in said, (answer, said)
+            said += capsys.readouterr().out.replace(answer, "")  # the check may repeat what it was given
+            assert not [word for word in ANSWERS[name] if word in said.replace(answer, "")], answer
+        for form in FORMS.get(KINDS[name], ("{}",)):
+            attempt.run(answered(own, form), *later)
+            assert f"Exercise {name}: yes\nThis shows that" in capsys.readouterr().out, form
         attempt.run(own, *later)
-        assert capsys.readouterr().out.rstrip().endswith(f"Exercise {name}: yes")
 
 
 @EVERY
@@ -319,7 +371,7 @@ def test_participants_copies_run_to_the_end_and_only_checks_fail(path, tmp_path)
     assert failure is None
     code = [cell for cell in executed.cells if cell.cell_type == "code"]
     said = [output.evalue for cell in code for output in cell.outputs if output.output_type == "error"]
-    numbers = [line.partition(" is not solved yet: ")[0].rpartition(".")[2] for line in said]
+    numbers = [line.partition(": not yet. Not solved yet: ")[0].rpartition(".")[2] for line in said]
     assert numbers == [str(number) for number in range(1, len(by_solution(path)) + 1)]
     assert all(cell.execution_count for cell in code)
 
@@ -461,3 +513,24 @@ def test_a_report_shows_the_hole_and_folds_the_solution_away(tmp_path):
     unfolded = re.sub(r"<details.*?</details>", "", body, flags=re.DOTALL)
     assert "your code here (about 1 line)" in unfolded and "a hint" in unfolded
     assert "42" not in unfolded and "return 42" in body and "seen 42" in body
+
+
+def rebound(cells: list) -> list[str]:
+    """Return the names that a code cell reads, and that a later cell binds again."""
+    code = [names(cell.source) for cell in cells if cell.cell_type == "code"]
+    found = []
+    for at, (_, changed, read_here) in enumerate(code):
+        for name in sorted(changed | read_here):
+            if any(name in bound for bound, _, _ in code[:at]) and any(name in bound for bound, _, _ in code[at + 1 :]):
+                found.append(f"code cell {at + 1} reads {name}")
+    return found
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem[:2])
+def test_a_cell_can_run_again_after_later_cells(path):
+    """Check that no later cell changes what a cell reads. So a cell that runs again gives the same result."""
+    assert rebound(nbformat.read(path, 4).cells) == []
+
+
+def test_a_name_that_is_bound_again_is_found():
+    assert rebound([new_code_cell(source) for source in ("x = 1", "print(x)", "x = 2")]) == ["code cell 2 reads x"]
