@@ -138,8 +138,8 @@ def check(case: Case, *, kind: str | None = None, first_byte: int | None = None,
     Args:
         case: one of the cases of :func:`challenge`.
         kind: a key of :data:`FIRST_BYTE`. None if you do not know the kind yet.
-        first_byte: a byte of the storage as :data:`FIRST_BYTE` defines it. None if there is no such byte, or if you do
-            not know the byte yet.
+        first_byte: a byte of the storage as :data:`FIRST_BYTE` defines it. None if you do not know the byte yet. If
+            ``kind`` has no first byte, None is the answer.
         fix: a key of :data:`FIXES`. None if you do not know the fix yet.
 
     Raises:
@@ -151,19 +151,29 @@ def check(case: Case, *, kind: str | None = None, first_byte: int | None = None,
         one_of("fix", fix, tuple(FIXES))
     if first_byte is not None:
         first_byte = _integer("first_byte", first_byte, " or None")
-    if kind is None and first_byte is None and fix is None:
+    no_byte = kind is not None and FIRST_BYTE[kind] == "None"  # then None is an answer
+    given = {"kind": kind, "first byte": "none" if first_byte is None and no_byte else first_byte, "fix": fix}
+    missing = tuple(part for part in PARTS if given[part] is None)
+    if missing == PARTS:
         return Verdict(case.name, PARTS, PARTS)
+    right = right_answers(case)
+    wrong = tuple(part for part in PARTS if part in missing or str(given[part]) not in right[part])
+    return Verdict(case.name, wrong, missing)
+
+
+@cache
+def right_answers(case: Case) -> dict[str, tuple[str, ...]]:
+    """Return all right answers by part, as text. Only a check may use them. If there is no first byte, it is "none"."""
     result = case.file.audit()
-    found = {finding.kind for finding in result.findings} or {CLEAN}
-    fixes = EITHER if fix in EITHER else (fix,) if fix else ()
-    right = {
-        "kind": found == {kind},
-        "first byte": first_byte == _first_byte(result),
-        "fix": fix == "nothing" if result.clean else any(mended(case, one).audit().clean for one in fixes),
+    kinds = {finding.kind for finding in result.findings} or {CLEAN}
+    byte = _first_byte(result)
+    fixes = {fix for fix in FIXES if not result.clean and mended(case, fix).audit().clean}
+    fixes |= set(EITHER) if fixes.intersection(EITHER) else set()
+    return {
+        "kind": tuple(kinds) if len(kinds) == 1 else (),
+        "first byte": ("none" if byte is None else str(byte),),
+        "fix": ("nothing",) if result.clean else tuple(sorted(fixes)),
     }
-    wrong = tuple(part for part, good in right.items() if not good)
-    given = dict(zip(PARTS, (kind, first_byte, fix), strict=True))
-    return Verdict(case.name, wrong, tuple(part for part in wrong if given[part] is None))
 
 
 def mended(case: Case, fix: str) -> ViewsFile:
