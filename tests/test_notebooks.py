@@ -84,10 +84,11 @@ def test_first_cell_makes_its_promise(path):
 
 @EVERY
 def test_cells_are_short(path):
-    """Check the cells of the participants' copy. Imports and blank lines do not count."""
-    sources = [cell.source for cell in participants(nbformat.read(path, 4)).cells if cell.cell_type == "code"]
+    """Check the cells of the participants' copy that are not folded. Imports and blank lines do not count."""
+    code = [cell for cell in participants(nbformat.read(path, 4)).cells if cell.cell_type == "code"]
+    sources = [cell.source for cell in code if not cell.metadata.get("jupyter", {}).get("source_hidden")]
     lengths = [len([line for line in source.splitlines() if counts(line)]) for source in sources]
-    assert statistics.median(lengths) <= 4 and max(lengths) <= 20
+    assert statistics.median(lengths) <= 5 and max(lengths) <= 20
 
 
 @EVERY

@@ -170,7 +170,7 @@ class TestPage:
             with_outputs(shown(image__png="AAAA"), shown(**{"image__svg+xml": "<svg/>"})),
         )
         assert not re.findall(r"<(?:script|img|link|iframe|source)[^>]*(?:src|href)=.https?:", html)
-        assert "url(" not in html and "@import" not in html and html.count("<script>") == html.count("<script") == 1
+        assert "url(" not in html and "@import" not in html and html.count("<script>") == html.count("<script") == 3
         assert "default-src 'none'" in html
 
     def test_widgets_and_scripts_leave_no_uuid_behind(self):

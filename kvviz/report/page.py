@@ -18,6 +18,7 @@ from nbconvert.filters import strip_ansi
 from nbformat import NotebookNode
 from nbformat.v4 import new_markdown_cell
 
+from kvviz.report.folding import parts_of
 from kvviz.report.paths import shortener
 from kvviz.report.prose import Heading, Prose, link_pages, plain, reading_minutes
 from kvviz.report.workshop import SOLUTION, hole, solved, tagged
@@ -134,6 +135,7 @@ def render_page(
             cell.metadata.kvviz_html = prose.render(cell.source, cell.get("attachments"))
         elif cell.cell_type == "code":
             cell.outputs = _presentable(cell.outputs, prose, shortener(frame.folder))
+            cell.metadata.kvviz_parts = parts_of(cell)
     reading = f"about {reading_minutes([cell.source for cell in executed.cells])} min"
     facts = (("to read", reading), *frame.facts)
     around = {"before": before, "after": after, "headings": prose.headings, "facts": facts, "date": frame.date}
