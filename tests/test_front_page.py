@@ -72,7 +72,9 @@ def test_two_files_of_one_page_are_refused(tmp_path, capsys):
 def test_the_answers_are_those_of_the_record():
     html = opening.answers(ROOT / "notebooks" / "recorded_engines.json")
     words = re.sub(r"<[^>]+>", "", html)
-    assert "The sky is blue because of" in words and re.search(r"Token \d is the first wrong token", words)
+    assert "The sky is blue because of" in words and re.search(
+        r"Token \d, counted from 0, is the first wrong token", words
+    )
     assert opening.answers(ROOT / "absent.json") == ""
 
 

@@ -4,7 +4,7 @@ A *backend* stores K and V, and computes attention. :class:`PagedBackend` uses a
 :class:`PlainBackend` uses ordinary tensors. It is the reference for the other backends.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -203,11 +203,13 @@ class Generation:
         token_ids: the tokens of the answer.
         text: the text of these tokens.
         margins: for each token, the difference between the largest and the second largest logit.
+        tokens: the text of each token.
     """
 
     token_ids: tuple[int, ...]
     text: str
     margins: tuple[float, ...]
+    tokens: tuple[str, ...] = ()
 
 
 def generate(
@@ -218,6 +220,7 @@ def generate(
     *,
     chunk: int | None = None,
     num_computed_tokens: int = 0,
+    on_token: Callable[[str, float], None] | None = None,
 ) -> Generation:
     """Generate an answer. Stop after the stop token, or after ``max_new_tokens`` tokens.
 
@@ -226,14 +229,21 @@ def generate(
         chunk: number of tokens of the prompt per forward pass. Default: the whole prompt at once.
         num_computed_tokens: K and V of this many tokens are in the cache already. They are the first tokens of the
             prompt.
+        on_token: called with the text and the margin of each token, when the token is known.
 
     Raises:
         ValueError: the prompt is empty, or a number is too small. Or a token is not in the vocabulary. Or prompt and
             answer together do not fit into the blocks. Or all tokens of the prompt are computed already.
     """
-    steps = list(tokens(model, backend, prompt, max_new_tokens, chunk=chunk, num_computed_tokens=num_computed_tokens))
-    answer = [token for token, _ in steps]
-    return Generation(tuple(answer), model.decode(answer), tuple(margin for _, margin in steps))
+    answer, margins, texts = [], [], []
+    steps = tokens(model, backend, prompt, max_new_tokens, chunk=chunk, num_computed_tokens=num_computed_tokens)
+    for token, margin in steps:
+        answer.append(token)
+        margins.append(margin)
+        texts.append(model.decode([token]))
+        if on_token is not None:
+            on_token(texts[-1], margin)
+    return Generation(tuple(answer), model.decode(answer), tuple(margins), tuple(texts))
 
 
 def tokens(

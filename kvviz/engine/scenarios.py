@@ -5,7 +5,7 @@ tail, every run of a scenario gives the same text. If cells have no tail, scales
 programs of one launch then race for the shared bytes. So later tokens can change from run to run, as in vLLM.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -159,7 +159,12 @@ class Outcome:
 
 
 def run(
-    which: Scenario, model: LanguageModel, prompt: Sequence[int], max_new_tokens: int, reference: Sequence[int] = ()
+    which: Scenario,
+    model: LanguageModel,
+    prompt: Sequence[int],
+    max_new_tokens: int,
+    reference: Sequence[int] = (),
+    on_token: Callable[[str, float], None] | None = None,
 ) -> Outcome:
     """Allocate the cache of a scenario, generate an answer, and return the result.
 
@@ -167,10 +172,11 @@ def run(
         which: the scenario.
         prompt: the token ids of the prompt.
         reference: the token ids of another run, for a comparison.
+        on_token: called with the text and the margin of each token, when the token is known.
     """
     decision = which.decide()
     backend = which.start(model, len(prompt) + max_new_tokens, decision)
-    generation = generate(model, backend, list(prompt), max_new_tokens)
+    generation = generate(model, backend, list(prompt), max_new_tokens, on_token=on_token)
     return Outcome(which, decision, backend.cache.layout.name, generation, tuple(reference))
 
 

@@ -169,7 +169,8 @@ class Engine:
         if self.offloader is not None:
             self.offloader.store(hashes, full).wait()
         self.pool.free(one.blocks, one.request.name)
-        generation = Generation(tuple(one.answer), self.model.decode(one.answer), tuple(one.margins))
+        texts = tuple(self.model.decode([token]) for token in one.answer)
+        generation = Generation(tuple(one.answer), self.model.decode(one.answer), tuple(one.margins), texts)
         return Served(generation, *one.counts, one.blocks)
 
 

@@ -4,9 +4,11 @@ A token is wrong if another token stands at this place of the first answer, whic
 and a word, so it does not depend on colour alone.
 """
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import Any
 
 from kvviz.show.colours import GREY, INK, RED, WHITE, tint
 
@@ -27,6 +29,11 @@ class Answer:
     label: str
     tokens: tuple[str, ...]
     margins: tuple[float, ...] = ()
+
+    @classmethod
+    def of(cls, label: str, generation: Any) -> "Answer":
+        """Return the answer of a run. ``generation`` has the fields ``tokens`` and ``margins``."""
+        return cls(label, tuple(generation.tokens), tuple(generation.margins))
 
 
 @dataclass(frozen=True)
@@ -51,7 +58,7 @@ class Answers:
             return "Every token is as in the reference."
         margin = f" Its margin is {answer.margins[number]:.2f}." if answer.margins else ""
         return (
-            f"Token {number + 1} is the first wrong token: {answer.tokens[number]!r} instead of "
+            f"Token {number}, counted from 0, is the first wrong token: {answer.tokens[number]!r} instead of "
             f"{self.reference.tokens[number]!r}.{margin}"
         )
 
@@ -89,6 +96,32 @@ class Answers:
         return "\n".join(lines)
 
     __repr__ = __str__
+
+
+class LiveAnswer:
+    """Shows an answer in a notebook while its tokens arrive, below the reference. Call it with each token and margin.
+
+    Args:
+        label: what gives the answer.
+        reference: the right answer, or None if this answer becomes the reference.
+    """
+
+    def __init__(self, label: str, reference: Answer | None = None) -> None:
+        self._label, self._reference = label, reference
+        self._tokens: list[str] = []
+        self._margins: list[float] = []
+        self._handle = None
+
+    def __call__(self, token: str, margin: float) -> None:
+        """Add a token, and show the answer up to this token. Outside of notebooks, nothing is shown."""
+        self._tokens.append(token)
+        self._margins.append(margin)
+        answer = Answer(self._label, tuple(self._tokens), tuple(self._margins))
+        shown = Answers(answer, ()) if self._reference is None else Answers(self._reference, (answer,))
+        if self._handle is not None:
+            self._handle.update(shown)
+        elif "IPython" in sys.modules and sys.modules["IPython"].get_ipython() is not None:
+            self._handle = sys.modules["IPython"].display.display(shown, display_id=True)
 
 
 def compare_answers(reference: Answer, *others: Answer) -> Answers:

@@ -242,3 +242,11 @@ def test_a_cache_for_another_model_is_refused():
     backend = PagedBackend(allocate(CacheSpec(2, 4, 4, 3, 64, "bfloat16"), "NHD"), None)
     with pytest.raises(ValueError, match="num_layers 2, but the model has num_layers 30"):
         backend.check(SIZES)
+
+
+def test_each_token_is_told_when_it_is_known(model):
+    told = []
+    answer = generate(
+        model, PlainBackend(), model.encode("Why is the sky blue?"), 3, on_token=lambda *one: told.append(one)
+    )
+    assert told == list(zip(answer.tokens, answer.margins, strict=True)) and "".join(answer.tokens) == answer.text
