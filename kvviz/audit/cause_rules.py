@@ -139,12 +139,76 @@ def block_step(view: View, place: View, around: Surroundings) -> Guess | None:
         return Guess(cause, view.name, repaired, facts, key)
     if step < belongs and step in (content, content * layers):
         return Guess("padding_left_out", view.name, repaired, facts)
-    if belongs < step and belongs in (content, content * layers):
+    if belongs < step and belongs in (content, content * layers) and step % belongs:
         return Guess("padding_left_out", view.name, repaired, {**facts, "reverse": 1}, ("reverse",))
     if step and (belongs % step == 0 or step % belongs == 0):
         larger, smaller = max(step, belongs), min(step, belongs)
         return Guess("block_unit", view.name, repaired, {**facts, "ratio": larger // smaller}, (larger // smaller,))
     return None
+
+
+def page_step(view: View, place: View, around: Surroundings) -> Guess | None:
+    """Return a guess if the step of a block was used for each of the smaller kernel blocks in it (vLLM 54877)."""
+    ours, right = steps_of(view), steps_of(place)
+    wrong = [axis for axis in range(len(ours)) if ours[axis] != right[axis]]
+    if len(wrong) != 2 or start_of(view) != start_of(place):
+        return None
+    block, part = wrong
+    if not right[part] or ours[part] != right[block] or ours[block] != ours[part] * view.shape[part]:
+        return None
+    facts = {"step": ours[part], "belongs": right[part], "ratio": view.shape[part]}
+    return Guess("block_unit", view.name, moved_to(view, place), facts, (view.shape[part],))
+
+
+def strides_of_the_other_half(view: View, place: View, around: Surroundings) -> Guess | None:
+    """Return a guess if a V view has the strides of K, or the reverse, and lies in another storage than K."""
+    other = other_half(view.name)
+    if other is None or other not in around.views or around.place(other).storage == place.storage:
+        return None
+    if steps_of(around.place(other)) != steps_of(view) or steps_of(view) == steps_of(place):
+        return None
+    facts = {"other": other, "step": max(steps_of(view)), "belongs": max(steps_of(place))}
+    return Guess("half_strides", view.name, moved_to(view, place), facts)
+
+
+def packed_rows(view: View, place: View, around: Surroundings) -> Guess | None:
+    """Return a guess if each row of data was taken to have its scale behind it, although the rows lie side by side.
+
+    Example: the indexer cache of vLLM 50576. A scale view with the same steps shows the mistake.
+    """
+    ours, right = steps_of(view), steps_of(place)
+    if view.role == "scale" or len(ours) < 2 or start_of(view) != start_of(place) or ours[:-2] != right[:-2]:
+        return None
+    if ours[-1] != right[-1] or ours[-2] == right[-2] or right[-2] != view.shape[-1] * view.itemsize:
+        return None
+    for scale in around.views.values():
+        if scale.role == "scale" and scale.storage == view.storage and steps_of(scale) == ours[:-1]:
+            if ours[-2] == right[-2] + scale.itemsize and start_of(scale) == start_of(view) + right[-2]:
+                facts = {"start": start_of(view), "belongs": start_of(place), "taken": "cell"}
+                return Guess("scale_region", view.name, moved_to(view, place), facts, ("cell",))
+    return None
+
+
+def ring_start(view: View, place: View, around: Surroundings) -> Guess | None:
+    """Return a guess if the cells of a ring lie one after the other from its start, and not from where they belong.
+
+    All views that share the storage move by the same distance, counted around the ring (llama.cpp 25297).
+    """
+    if steps_of(view) != steps_of(place) or start_of(view) == start_of(place):
+        return None
+    family = [one for one in around.views.values() if one.storage == view.storage and one.name in around.rightful]
+    places = [around.place(one.name) for one in family]
+    size = sum(one.num_elements * one.itemsize for one in family)
+    spans = [
+        (min(one.span_bytes[0] for one in given), max(one.span_bytes[1] for one in given)) for given in (family, places)
+    ]
+    if len(family) < 2 or any(stop - start != size for start, stop in spans) or spans[0] != spans[1]:
+        return None
+    moved = {(start_of(there) - start_of(one)) % size for one, there in zip(family, places, strict=True)}
+    if len(moved) != 1:
+        return None
+    facts = {"cells": size, "moved": moved.pop(), "start": start_of(view), "belongs": start_of(place)}
+    return Guess("ring_start", view.name, moved_to(view, place), facts)
 
 
 def dropped_offset(view: View, place: View, around: Surroundings) -> Guess | None:
@@ -201,7 +265,9 @@ def scale_region(view: View, place: View, around: Surroundings) -> Guess | None:
     facts = {"start": start_of(view), "belongs": start_of(place), "itemsize": view.itemsize,
              "cell": min(abs(step) for step in (right if dense else ours) if step)}  # fmt: skip
     kind = "region" if dense else "cell"
-    return Guess("scale_region", view.name, moved_to(view, place), {**facts, "taken": kind}, (kind,))
+    in_blocks = kind == "cell" and len(inner) > 1 and right[inner[0]] > right[inner[1]] * place.shape[inner[1]]
+    taken = "block" if in_blocks else kind
+    return Guess("scale_region", view.name, moved_to(view, place), {**facts, "taken": taken}, (kind,))
 
 
 def kv_packing(view: View, place: View, around: Surroundings) -> Guess | None:
@@ -248,8 +314,12 @@ PLACE_RULES = (
     swapped_axes,
     wrong_unit,
     rounded,
+    ring_start,
     scale_region,
+    packed_rows,
     from_shape,
+    page_step,
+    strides_of_the_other_half,
     block_step,
     dropped_offset,
     kv_packing,

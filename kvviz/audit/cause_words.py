@@ -226,6 +226,29 @@ def _width(guesses: Sequence[Guess], who: _Who) -> str:
     )
 
 
+def _storage_left_out(guesses: Sequence[Guess], who: _Who) -> str:
+    facts = guesses[0].facts
+    return (
+        f'"{facts["content"]}" lies in a storage of its own, "{facts["storage"]}", and no extent lies there. '
+        f"{who} {who.verb('take')} the bytes of another storage only."
+    )
+
+
+def _half_strides(guesses: Sequence[Guess], who: _Who) -> str:
+    return (
+        f'{who} {who.verb("have")} the strides of "{guesses[0].facts["other"]}", which lies in another storage. The '
+        f"largest step is {_bytes(guesses, 'step')} and must be {_bytes(guesses, 'belongs')}."
+    )
+
+
+def _ring_start(guesses: Sequence[Guess], who: _Who) -> str:
+    facts = guesses[0].facts
+    return (
+        f"The cells of a ring of {counted(facts['cells'], 'byte')} do not start where the ring expects them. All "
+        f"{len(guesses)} views must move on by {counted(facts['moved'], 'byte')}, counted around the ring."
+    )
+
+
 def _step_for_length(guesses: Sequence[Guess], who: _Who) -> str:
     return (
         f"The distance between blocks was used as a length. {who} {who.verb('have')} a length of "
@@ -253,7 +276,8 @@ def _block_unit(guesses: Sequence[Guess], who: _Who) -> str:
         parts = []
         if facts["count"] > facts["held"]:
             have = "id has" if facts["held"] == 1 else "ids have"
-            parts.append(f"{facts['count']:,} ids are used, but only {facts['held']:,} {have} a place "
+            used = f"The table names id {facts['count'] - 1:,}" if facts["table"] else f"{facts['count']:,} ids are used"
+            parts.append(f"{used}, but only {facts['held']:,} {have} a place "
                          f"({counted(facts['blocks'], 'block')}{per_id}).")  # fmt: skip
         if facts["step"] and facts["step"] != facts["belongs"]:
             parts.append(f"One id is taken for {facts['step']:,} bytes, and has {facts['belongs']:,} bytes.")
@@ -426,10 +450,12 @@ _LIST = (
     Cause("width_without_scales", "A width leaves out the scales.", "08", _width,
           "vLLM PR 48411", "A width without the scales fits too. Look at the code that makes the width: does it add "
           "the scales?"),
+    Cause("storage_left_out", "A transfer leaves out a whole storage.", "08", _storage_left_out,
+          "sglang 24878"),
     Cause("step_for_length", "The distance between blocks was used as a length.", "08", _step_for_length,
           "vLLM PR 50276", "A distance that was used as a length fits too. Look at the code that makes the length: "
           "does it read a stride?"),
-    Cause("block_unit", "Block ids count in another unit: kernel block, manager block or token.", "09", _block_unit,
+    Cause("block_unit", "Ids count in another unit (kernel block, manager block, token), or in another pool.", "09", _block_unit,
           "vLLM 28677", "Ids of blocks of another size fit too. Look at the number of tokens per id: is it the same "
           "where the ids are made and where they are used?"),
     Cause("sections", "Several sections of a page were sliced as one range.", "09", _sections,
@@ -455,6 +481,12 @@ _LIST = (
     Cause("rounded", "Places were rounded to whole elements.", "02", _rounded,
           apart="Places that were rounded to whole elements fit too. Look at the code: does it divide bytes by the "
           "size of an element?"),
+    Cause("ring_start", "The cells of a ring start at a wrong cell.", "09", _ring_start,
+          "llama.cpp 25297", "A ring that starts at another cell fits too. Look at the code that fills the ring: does "
+          "it take the position modulo the number of cells?"),
+    Cause("half_strides", "The strides of K were used for V, or the reverse.", "09", _half_strides,
+          "flashinfer 3684", "The strides of the other half fit too. Look at the code: do K and V each have strides of "
+          "their own?"),
     Cause("broadcast", "A view repeats its elements, and the program writes through it.", "02", _broadcast,
           apart="A broadcast fits too. Look at the strides: is one of them 0?"),
     Cause("table_entry", "A table names a wrong block, or one block twice.", "09", _table,

@@ -215,10 +215,13 @@ def _left_out(extents: Sequence[View], content: Sequence[View]) -> Guess | None:
     """Return a guess if content lies in a storage in which no extent lies."""
     there = {extent.storage for extent in extents}
     left = [view for view in content if view.storage not in there and view.num_elements]
-    if not left or any(view.role != "scale" for view in left):
+    if not left:
         return None
-    facts = {"storage": left[0].storage.name, "advice": "Add an extent that takes the scales from their storage."}
-    return Guess("width_without_scales", extents[0].name, None, facts, ("storage",))
+    scales = all(view.role == "scale" for view in left)
+    what, cause = ("the scales", "width_without_scales") if scales else ("this content", "storage_left_out")
+    facts = {"storage": left[0].storage.name, "content": left[0].name,
+             "advice": f"Add an extent that takes {what} from {'their' if scales else 'its'} storage."}  # fmt: skip
+    return Guess(cause, extents[0].name, None, facts, ("storage",))
 
 
 def _counts(claim: Covers, extents: Sequence[View], content: Sequence[View], state: _State) -> Guess | None:
@@ -256,15 +259,13 @@ def _parts(state: _State, result: Audit) -> Iterator[list[Guess]]:
         sides = (names_in(claim.part), names_in(claim.whole)) if isinstance(claim, SameBytes) else ()
         if [len(names) for names in sides] == [1, 1] and {*sides[0], *sides[1]} in wrong:
             part, whole = (state.views[name] for (name,) in sides)
-            facts = {"part": part.num_elements * part.itemsize, "whole": whole.num_elements * whole.itemsize}
-            yield [
-                Guess(
-                    "sections",
-                    part.name,
-                    replace(whole, name=part.name, role=part.role, read_only=part.read_only),
-                    facts,
-                )
-            ]
+            size, owed = (view.num_elements * view.itemsize for view in (part, whole))
+            repaired = replace(whole, name=part.name, role=part.role, read_only=part.read_only)
+            if size == owed:
+                yield [Guess("sections", part.name, repaired, {"part": size, "whole": owed})]
+            elif owed and size % owed == 0:
+                facts = {"width": size, "owed": owed, "ratio": size // owed}
+                yield [Guess("block_unit", part.name, repaired, facts, (size // owed,))]
         elif isinstance(claim, SameBytes) and any({*sides[0], *sides[1]} == set(f.views) for f in unlike):
             yield from _pieces(claim, state)
         if isinstance(claim, StepAlike) and {claim.source, claim.target} in wrong:
@@ -343,7 +344,8 @@ def _ids(claim: Maps, view: View) -> Guess:
     better = replace(claim, stride_bytes=None if claim.stride_bytes is None else step)
     better = better if claim.table else replace(better, count=min(count, held))
     facts = {"count": count, "held": held, "blocks": blocks, "ratio": claim.ratio,
-             "step": claim.stride_bytes or 0, "belongs": step, "claim": (claim, better)}  # fmt: skip
+             "step": claim.stride_bytes or 0, "belongs": step, "claim": (claim, better),
+             "table": bool(claim.table)}  # fmt: skip
     smaller, larger = sorted((step, claim.stride_bytes or step))
     ratio = larger // smaller if smaller > 0 else 0
     return Guess("block_unit", claim.view, None, facts, (ratio if ratio > 1 else claim.name,))
@@ -375,8 +377,14 @@ def _padded_rows(view: View, boundary: int) -> View | None:
 
 def _overlaps(state: _State, result: Audit) -> Iterator[list[Guess]]:
     """Yield guesses for views that overlap or leave their storage, although no claim states where they belong."""
-    findings = [f for f in state.audit().findings if f.kind in ("collision", "out_of_bounds", "self_overlap")]
-    yield from _pools(state, with_repair=True)
+    pools = list(_pools(state, with_repair=True))
+    yield from pools
+    done = {name for (guess,) in pools for name in guess.facts["claim"][0].views}
+    findings = [
+        f
+        for f in state.audit().findings
+        if f.kind in ("collision", "out_of_bounds", "self_overlap") and not done.intersection(f.views)
+    ]
     yield from explain_overlap(state.views, findings, state.audit)
     yield from _pools(state, with_repair=False)
 

