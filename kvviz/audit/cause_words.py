@@ -276,7 +276,9 @@ def _block_unit(guesses: Sequence[Guess], who: _Who) -> str:
         parts = []
         if facts["count"] > facts["held"]:
             have = "id has" if facts["held"] == 1 else "ids have"
-            used = f"The table names id {facts['count'] - 1:,}" if facts["table"] else f"{facts['count']:,} ids are used"
+            used = (
+                f"The table names id {facts['count'] - 1:,}" if facts["table"] else f"{facts['count']:,} ids are used"
+            )
             parts.append(f"{used}, but only {facts['held']:,} {have} a place "
                          f"({counted(facts['blocks'], 'block')}{per_id}).")  # fmt: skip
         if facts["step"] and facts["step"] != facts["belongs"]:

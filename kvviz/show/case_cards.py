@@ -2,15 +2,20 @@
 
 A closed card is one line: the name of the case and its diagnosis. An open card has the symptom, the picture of the
 mistake, the repair, and the verdict of the public report.
+
+Many cards can have filters: lists from which a reader chooses a project, a kind, a family, a symptom or a mistake. The
+filters are CSS rules without a script. A browser that does not know them shows all cards.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
 
 from kvviz.audit.audit import audit_views
+from kvviz.audit.case_book import FAMILIES, SYMPTOMS
 from kvviz.audit.causes import CAUSES, Diagnosis, diagnose
 from kvviz.audit.diagnosis_text import first_place, proof_of
 from kvviz.audit.findings import Audit
@@ -24,7 +29,22 @@ CARD_STYLE = """
 .kvviz-cases { overflow-wrap: anywhere } .kvviz-cases summary { cursor: pointer }
 .kvviz-cases p { margin: 6px 0; max-width: 50rem }
 .kvviz-cases details details { border: 0; padding: 0 }
+.kvviz-filters { display: flex; flex-wrap: wrap; gap: 4px 16px; border: 0; padding: 0; margin: 0 0 8px }
+.kvviz-filters label { display: flex; flex-direction: column; font-size: 90% }
+.kvviz-filters select { font: inherit; max-width: 17rem }
+.kvviz-filtered { display: flex; flex-direction: column; counter-reset: kvviz-case }
+.kvviz-filtered .kvviz-filters { order: -2 } .kvviz-filtered > details { counter-increment: kvviz-case }
+.kvviz-count { order: -1; margin: 0 } .kvviz-count::before { content: counter(kvviz-case) " " }
 """
+
+FILTERS: dict[str, Callable[["Card"], str]] = {
+    "what you see": lambda card: card.case["seen"],
+    "family of layers": lambda card: card.case["family"],
+    "mistake": lambda card: card.headline,
+    "project": lambda card: card.case["repo"],
+    "kind": lambda card: card.case["kind"],
+}
+"""The lists above the cards, by their labels, and what each of them looks at."""
 
 
 @dataclass(frozen=True)
@@ -59,21 +79,28 @@ class Card:
     def lines(self) -> list[tuple[str, str]]:
         """The labels and the texts of the card."""
         case = self.case
-        said = [("Report", f"{case['repo']}#{case['number']}, kind {case['kind']}. {case['symptom']}")]
+        said = [
+            ("Report", f"{case['repo']}#{case['number']}, kind {case['kind']}, {case['family']}. {case['symptom']}")
+        ]
         said += [("What happened", case["mechanism"])]
         for one in self.diagnoses:
             proof = f" {proof_of(self.diagnoses)}" if one.proved else ""
             said += [("Diagnosis", f"{one.text} {one.effect}"), ("First place", first_place(one.findings))]
             said += [("Repair", f"{one.repair}.{proof}" if one.proved else one.repair)]
         said += [] if self.diagnoses else [("Diagnosis", self.result.verdict)]
-        return [*said, ("Verdict", case["verdict"]), ("Fix of the project", case["fix"])]
+        said += [("Verdict", case["verdict"]), ("Fix of the project", case["fix"])]
+        return [*said, ("Lesson", f"notebook {self.lesson}. What was seen: {case['seen']}.")]
 
     @property
-    def html(self) -> str:
-        """The folded card."""
+    def lesson(self) -> str:
+        """The number of the notebook that explains the mistake. Clean cases are told in notebook 09."""
+        return CAUSES[self.case["cause"]].lesson if self.case["cause"] else "09"
+
+    def html(self, marks: str = "") -> str:
+        """Return the folded card. ``marks`` are attributes for the filters."""
         rows = "".join(f"<p><b>{escape(label)}:</b> {escape(text)}</p>" for label, text in self.lines)
         summary = f"<summary><b>{escape(self.case['id'])}</b>: {escape(self.headline)}</summary>"
-        return f"<details>{summary}{rows}{''.join(map(self._picture, self.diagnoses))}</details>"
+        return f"<details{marks}>{summary}{rows}{''.join(map(self._picture, self.diagnoses))}</details>"
 
     def _picture(self, one: Diagnosis) -> str:
         repaired = {view.name: view for view in one.repaired}
@@ -84,36 +111,60 @@ class Card:
 
 @dataclass(frozen=True)
 class CaseCards:
-    """Cards of several cases, for the output of a notebook cell. A group of cards can be opened and closed.
+    """Cards of several cases, for the output of a notebook cell.
 
     Attributes:
-        groups: ``{title of the group: cards}``. If a title is empty, its cards are shown without a group.
+        cards: the cards, in the order in which they are shown.
+        filters: True if lists stand above the cards, from which a reader chooses what to see.
     """
 
-    groups: Mapping[str, tuple[Card, ...]]
+    cards: Sequence[Card]
+    filters: bool = False
 
     @classmethod
     def of(cls, cases: Iterable[Mapping]) -> "CaseCards":
-        """Return cards of some cases, without groups."""
-        return cls({"": tuple(map(Card, cases))})
+        """Return cards of some cases, without filters."""
+        return cls(tuple(map(Card, cases)))
 
     @classmethod
-    def by_cause(cls, cases: Iterable[Mapping]) -> "CaseCards":
-        """Return cards grouped by the diagnosis, the largest group first."""
-        groups: dict[str, list[Card]] = {}
-        for card in map(Card, cases):
-            groups.setdefault(card.headline, []).append(card)
-        ordered = sorted(groups.items(), key=lambda group: -len(group[1]))
-        return cls({title: tuple(cards) for title, cards in ordered})
+    def with_filters(cls, cases: Iterable[Mapping]) -> "CaseCards":
+        """Return cards with filters. Cards of one mistake stand together, the most frequent mistake first."""
+        cards = list(map(Card, cases))
+        times = Counter(card.headline for card in cards)
+        return cls(tuple(sorted(cards, key=lambda card: (-times[card.headline], card.headline))), True)
 
     def _repr_html_(self) -> str:
-        parts = []
-        for title, cards in self.groups.items():
-            inside = "".join(card.html for card in cards)
-            folded = f"<details><summary>{len(cards)} x {escape(title)}</summary>{inside}</details>"
-            parts.append(folded if title else inside)
-        return f'<style>{STYLE}{CARD_STYLE}</style><div class="kvviz-cases">{"".join(parts)}</div>'
+        rules, lists, marks = self._filters() if self.filters else ("", "", [""] * len(self.cards))
+        shown = "".join(card.html(mark) for card, mark in zip(self.cards, marks, strict=True))
+        count = f'<p class="kvviz-count">of {len(self.cards)} cases are shown.</p>' if self.filters else ""
+        name = "kvviz-cases kvviz-filtered" if self.filters else "kvviz-cases"
+        return f'<style>{STYLE}{CARD_STYLE}{rules}</style><div class="{name}">{lists}{shown}{count}</div>'
+
+    def _filters(self) -> tuple[str, str, list[str]]:
+        """Return the CSS rules of the filters, the lists to choose from, and the attributes of each card."""
+        rules, lists, marks = "", "", [""] * len(self.cards)
+        for number, (label, look) in enumerate(FILTERS.items()):
+            values = [look(card) for card in self.cards]
+            options = '<option value="">all</option>'
+            for place, value in enumerate(sorted(set(values), key=_order)):
+                options += f'<option value="{number}-{place}">{escape(value)} ({values.count(value)})</option>'
+                rules += (
+                    f'.kvviz-filtered:has(option[value="{number}-{place}"]:checked) > '
+                    f'details:not([data-{number}="{place}"]) {{ display: none }}\n'
+                )
+                marks = [
+                    f'{mark} data-{number}="{place}"' if own == value else mark
+                    for mark, own in zip(marks, values, strict=True)
+                ]
+            lists += f"<label>{label}<select>{options}</select></label>"
+        fields = f'<fieldset class="kvviz-filters" data-lm-suppress-shortcuts="true">{lists}</fieldset>'
+        return rules, fields, marks
 
     def __repr__(self) -> str:
-        cards = [card for group in self.groups.values() for card in group]
-        return "\n".join(f"{card.case['kind']} {card.case['id']:21} {card.headline}" for card in cards)
+        return "\n".join(f"{card.case['kind']} {card.case['id']:21} {card.headline}" for card in self.cards)
+
+
+def _order(value: str) -> tuple[int, str]:
+    """Return a key that sorts symptoms and families as in the book, and other values by the alphabet."""
+    known = (*SYMPTOMS, *FAMILIES)
+    return known.index(value) if value in known else 0, value.lower()

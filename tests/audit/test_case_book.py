@@ -727,7 +727,9 @@ def test_a_zero_of_the_table_is_block_0():
 
 def test_a_padded_state():
     told_ = numbers("STATE-PADDED-SCATTER")
-    state = by_block(view("STATE-PADDED-SCATTER", "conv state"))[0] | by_block(view("STATE-PADDED-SCATTER", "ssm state"))[0]
+    state = (
+        by_block(view("STATE-PADDED-SCATTER", "conv state"))[0] | by_block(view("STATE-PADDED-SCATTER", "ssm state"))[0]
+    )
     assert len(state) == told_["state_bytes"]
     assert min(by_block(view("STATE-PADDED-SCATTER", "ssm state"))[1]) - 8 == told_["block_bytes"]
 
@@ -817,12 +819,17 @@ def test_pages_of_a_chunk_are_every_fourth_slot():
     told_ = numbers("CHUNK-TOKEN-TABLE")
     slots, page = told_["token_slots"], told_["page_tokens"]
     assert claim_of("CHUNK-TOKEN-TABLE", "maps")["table"] == slots[:2]
-    assert claim_of("CHUNK-TOKEN-TABLE", "maps", "fixed_views_file")["table"] == [slot // page for slot in slots[::page]]
+    assert claim_of("CHUNK-TOKEN-TABLE", "maps", "fixed_views_file")["table"] == [
+        slot // page for slot in slots[::page]
+    ]
 
 
 def test_blocks_and_slots_over_several_ranks():
     told_ = numbers("DCP-BLOCK-SPAN")
-    filled = [file["views"][0]["shape"][0] for file in (BY_ID["DCP-BLOCK-SPAN"][k] for k in ("views_file", "fixed_views_file"))]
+    filled = [
+        file["views"][0]["shape"][0]
+        for file in (BY_ID["DCP-BLOCK-SPAN"][k] for k in ("views_file", "fixed_views_file"))
+    ]
     spans = (told_["block_tokens"], told_["block_tokens"] * told_["ranks"])
     assert filled == [told_["tokens"] // span for span in spans]
     told_ = numbers("DCP-GLOBAL-SLOT")
