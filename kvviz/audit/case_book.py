@@ -6,7 +6,6 @@ Example: ``audit = views_file.load(json.dumps(cases()[0]["views_file"])).audit()
 import json
 from importlib.resources import files
 
-
 FAMILIES = (
     "one kind of layer",
     "window groups",

@@ -181,11 +181,12 @@ def packed_rows(view: View, place: View, around: Surroundings) -> Guess | None:
         return None
     if ours[-1] != right[-1] or ours[-2] == right[-2] or right[-2] != view.shape[-1] * view.itemsize:
         return None
-    for scale in around.views.values():
-        if scale.role == "scale" and scale.storage == view.storage and steps_of(scale) == ours[:-1]:
-            if ours[-2] == right[-2] + scale.itemsize and start_of(scale) == start_of(view) + right[-2]:
-                facts = {"start": start_of(view), "belongs": start_of(place), "taken": "cell"}
-                return Guess("scale_region", view.name, moved_to(view, place), facts, ("cell",))
+    near = (one for one in around.views.values() if one.role == "scale" and one.storage == view.storage)
+    for scale in near:
+        behind = ours[-2] == right[-2] + scale.itemsize and start_of(scale) == start_of(view) + right[-2]
+        if behind and steps_of(scale) == ours[:-1]:
+            facts = {"start": start_of(view), "belongs": start_of(place), "taken": "block"}
+            return Guess("scale_region", view.name, moved_to(view, place), facts, ("cell",))
     return None
 
 
