@@ -44,6 +44,9 @@ SCRIPT = (
 MOST_LETTERS = 160
 """Longest name or title that is shown, in characters. A longer text is cut."""
 
+SWATCH = "display:inline-block;width:20px;height:11px;margin-right:4px;"
+"""Style of a swatch in the legend. It stands in the tag, because an untrusted notebook has no style sheet."""
+
 Frames = Sequence[tuple[str, bytes]]
 """The steps of a time lapse, in order. A step has a title, and all bytes of the map's window after the step."""
 
@@ -316,9 +319,11 @@ def _differences(before: bytes, after: bytes, near: int = 4) -> list[tuple[int, 
 def _legend(shown: Sequence[Entry]) -> str:
     items = []
     for entry in shown:
-        swatches = "".join(f'<span class="kvviz-swatch" style="{_css(style)}"></span>' for style in entry.styles)
+        swatches = "".join(
+            f'<span class="kvviz-swatch" style="{SWATCH}{_css(style)}"></span>' for style in entry.styles
+        )
         items.append(f'<li data-kvviz="{entry.key}">{swatches}{escape(clipped(entry.text))}</li>')
-    return f'<ul class="kvviz-legend">{"".join(items)}</ul>'
+    return f'<ul class="kvviz-legend" style="list-style:none;padding:0">{"".join(items)}</ul>'
 
 
 def _css(style: Style) -> str:

@@ -10,7 +10,10 @@ from tests.show.test_live_map import story
 pytestmark = pytest.mark.browser
 
 ROW = 64
-HELP = "Point at a byte, tap it, or use the arrow keys. Plus, minus and the wheel zoom; dragging moves the map."
+HELP = (
+    "Point at a byte, tap it, or use the arrow keys. To zoom, use plus and minus, two fingers, or the wheel with Ctrl. "
+    "Dragging moves the map."
+)
 
 
 def one(shown, **more):
@@ -32,15 +35,14 @@ def row_of(page, byte: int) -> int:
 # ---- the mouse ------------------------------------------------------------------------------------------------
 
 
-def test_the_byte_under_the_mouse_has_a_tooltip(shown):
+def test_the_byte_under_the_mouse_is_told_below_the_map(shown):
     record, page = one(shown)
     assert tips(page) == [None]
     for byte in (0, 17, ROW, 700, record.stop - 1):
         hover(page, byte)
         assert tips(page) == [list(describe(record, byte))]
-        tip, at = page.locator(".kvviz-tip").bounding_box(), place(page, byte)
-        assert tip["x"] >= 0 and tip["x"] + tip["width"] <= 1280
-        assert tip["y"] > at[1], "the tooltip would cover its byte"
+        tip, map_ = page.locator(".kvviz-tip").bounding_box(), canvas(page).bounding_box()
+        assert tip["y"] >= map_["y"] + map_["height"], "the text would cover the map"
     page.mouse.move(2, 2)
     assert tips(page) == [None] and ask(page, "selected()") is None
 
@@ -60,6 +62,7 @@ def test_the_wheel_zooms_about_the_byte_under_the_pointer(shown):
         x, y = place(page, byte)
         for low in (-7, 0, 7):  # anywhere in the row
             page.mouse.move(x, y + low)
+            canvas(page).focus()  # as after a click
             before, zoom = tips(page)[0][0], ask(page, "look()")["zoom"]
             assert before.startswith(f"byte {byte} ")
             for turn in (-100, -100, 50, -100):
@@ -88,12 +91,20 @@ def test_a_page_that_scrolls_past_a_map_goes_on_scrolling(shown):
             page.wait_for_timeout(700)  # a pause: the browser sends pointer moves of its own
     assert met > 2 and ask(page, "look()")["zoom"] == 1
     page.evaluate("scrollTo(0, 1300)")
-    page.wait_for_timeout(500)
-    page.mouse.move(510, 450)  # the pointer moves over the map: now the wheel zooms
-    at = page.evaluate("scrollY")
+    page.mouse.move(510, 450)  # even a pointer that moves over the map does not make the wheel zoom
+    page.mouse.wheel(0, 10)
+    page.wait_for_function("scrollY === 1310")
+    page.keyboard.down("Control")
     page.mouse.wheel(0, -100)
     page.wait_for_function(f"{MAPS}[0].kvviz.look().zoom > 1")
-    assert page.evaluate("scrollY") == at
+    page.keyboard.up("Control")
+    page.get_by_role("button", name="back to the first view").click()
+    page.evaluate("scrollTo(0, 1300)")
+    page.mouse.click(510, 450)  # after a click into the map, the wheel zooms, and never scrolls the page
+    for _ in range(30):
+        page.mouse.wheel(0, 100)
+    page.wait_for_function(f"{MAPS}[0].kvviz.look().zoom < 0.21")
+    assert page.evaluate("scrollY") == 1300
 
 
 def test_a_drag_pans_and_selects_nothing(shown):
@@ -186,6 +197,38 @@ def test_a_tap_selects_and_shows(shown):
         assert tips(page) == [list(describe(record, picked))] and selected_lines(page) == list(describe(record, picked))
 
 
+def test_two_fingers_zoom_and_one_finger_moves(shown):
+    _, page = one(shown, width=390, touch=True)
+    session = page.context.new_cdp_session(page)
+
+    def touch(kind, *points):
+        places = [{"x": x, "y": y, "id": n} for n, (x, y) in enumerate(points)]
+        session.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": places})
+
+    x, y = place(page, 700)
+    touch("touchStart", (x - 20, y), (x + 20, y))
+    for wide in (30, 40, 60):
+        touch("touchMove", (x - wide, y), (x + wide, y))
+    touch("touchEnd")
+    look = ask(page, "look()")
+    assert 2.5 < look["zoom"] < 3.5 and ask(page, "selected()") is None
+    touch("touchStart", (200, y))
+    for at in (180, 150, 120):
+        touch("touchMove", (at, y))
+    touch("touchEnd")
+    after = ask(page, "look()")
+    assert after["left"] > look["left"] and after["zoom"] == look["zoom"]
+
+
+def test_controls_are_large_enough_for_fingers(shown):
+    _, page = one(shown, width=390, touch=True)
+    sizes = page.evaluate(
+        "[...document.querySelectorAll('.kvviz-bar button, .kvviz-bar input, .kvviz-legend button')]"
+        ".map(it => it.getBoundingClientRect()).map(box => Math.min(box.width, box.height))"
+    )
+    assert len(sizes) > 5 and min(sizes) >= 40
+
+
 # ---- controls -------------------------------------------------------------------------------------------------
 
 
@@ -201,22 +244,31 @@ def test_a_legend_entry_highlights_its_bytes(shown):
     other = page.locator('[data-kvviz="hue 0"] button')
     other.press("Enter")
     assert [b.get_attribute("aria-pressed") for b in (button, other)] == ["false", "true"]
-    assert sum(pixel(page, contested)) > sum(plain[0]) + 60 and pixel(page, right) == plain[1]
+    assert [pixel(page, byte) for byte in (contested, right)] == plain, "layer 0 writes both bytes"
     other.click()
     assert other.get_attribute("aria-pressed") == "false" and ask(page, "lit()") is None
     assert [pixel(page, byte) for byte in (contested, right)] == plain
 
 
-def test_a_layer_is_highlighted_by_name(shown):
+def test_a_legend_entry_highlights_all_that_its_layer_owns_or_writes(shown):
     record, page = one(shown)
     bytes_of = [next(r.start for r in record.ranges if r.owner.layer == n and r.state == "right") for n in range(3)]
     plain = [pixel(page, byte) for byte in bytes_of]
-    choice = page.get_by_label("highlight")
-    assert choice.locator("option").all_inner_texts() == ["highlight: everything", "layer 0", "layer 1", "layer 2"]
-    choice.select_option("layer 1")
+    assert page.get_by_label("highlight").count() == 0, "the legend has an entry for each layer"
+    entry = page.locator('[data-kvviz="hue 1"] button')
+    entry.click()
     assert [pixel(page, byte) == colour for byte, colour in zip(bytes_of, plain, strict=True)] == [False, True, False]
-    choice.select_option("highlight: everything")
+    entry.click()
     assert [pixel(page, byte) for byte in bytes_of] == plain
+
+
+def test_one_of_many_layers_is_highlighted_by_name(shown):
+    spec, middle, _ = giant()
+    page = shown(MapView(middle, row_bytes=spec.page_size_bytes))
+    choice = page.get_by_label("highlight")
+    assert choice.locator("option").all_inner_texts()[:3] == ["highlight: everything", "layer 0", "layer 1"]
+    choice.select_option("layer 6")
+    assert ask(page, "lit()") == {"hue": 6}
 
 
 @pytest.mark.parametrize("state", ["contested", "misplaced"])
@@ -249,6 +301,7 @@ def test_maps_of_one_view_share_pointer_selection_and_zoom(shown):
     for n, byte in ((0, 17), (1, 500)):
         hover(page, byte, n)
         assert tips(page) == [list(describe(record, byte)) for record in records]
+    canvas(page, 1).focus()
     page.mouse.wheel(0, -100)
     page.wait_for_function(f"{MAPS}[0].kvviz.look().zoom > 1")
     assert ask(page, "look()", 0) == ask(page, "look()", 1)

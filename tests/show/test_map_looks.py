@@ -97,7 +97,7 @@ def test_every_text_has_enough_contrast(shown, scheme):
     html = MapView(record, row_bytes=ROW, finding=result.findings[0]).html
     page = shown((DARK if scheme == "dark" else "") + html, scheme=scheme)
     hover(page, 100)
-    parts = ("title", "counts", "note", "tip b", "tip div", "selected", "legend button", "bar button", "bar select")
+    parts = ("title", "counts", "note", "tip b", "tip div", "selected", "legend button", "bar button", "bar input")
     for part in parts:
         assert page.locator(f".kvviz-{part.replace(' ', ' >> ')}").first.evaluate(CONTRAST) >= 4.5, part
 

@@ -73,7 +73,7 @@
       this.sheet = this.sheet || element("canvas");
       const context = sized(this.sheet, f.width, f.height + AXIS, ratio);
       const painted = this.window(f);
-      this.touched = this.lit && "hue" in this.lit ? this.touchedBy(painted, this.lit.hue) : null;
+      this.touched = this.lit && !("state" in this.lit) ? this.touchedBy(painted) : null;
       const patterns = DATA.states.map((state) => pattern(context, state.hatch, ratio));
       context.font = "10px sans-serif";
       context.textBaseline = "middle";

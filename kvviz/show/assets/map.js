@@ -1,6 +1,6 @@
 // One interactive map: its state, its controls, and its reactions to mouse, keyboard and touch.
   const ZOOM_STEP = 1.6;
-  const HELP = "Point at a byte, tap it, or use the arrow keys. Plus, minus and the wheel zoom; dragging moves the map.";
+  const HELP = "Point at a byte, tap it, or use the arrow keys. To zoom, use plus and minus, two fingers, or the wheel with Ctrl. Dragging moves the map.";
   const STRIP_HELP = "The strip shows the whole storage. The upper bars show the owner of most bytes (grey: several layers). "
     + "The lower bars are red if more bytes are written than owned. Click the strip to move the map to a place.";
   class ByteMap extends Drawing {
@@ -37,25 +37,30 @@
       return new DataView(plane.buffer, plane.byteOffset + at - this.start, size);
     }
 
-    // Add canvas, tooltip, strip, controls and the text of the selected byte.
+    // Add canvas, strip, controls, and the line that tells about the byte under the pointer or about the selected byte.
     build() {
       const stage = this.node.querySelector(".kvviz-stage"), image = stage.querySelector("img");
       this.stage = stage;
       this.canvas = element("canvas", "kvviz-live", { tabindex: "0", role: "application" });
       this.canvas.setAttribute("aria-label", `${image.alt} Arrow keys move byte by byte, plus and minus zoom, Escape ends the selection.`);
-      this.tip = element("div", "kvviz-tip kvviz-live", { "aria-hidden": "true" });
+      this.tip = element("div", "kvviz-tip", { "aria-hidden": "true" });
       stage.append(this.canvas);
       if (this.strip.length) {
         this.stripCanvas = element("canvas", "kvviz-strip kvviz-live", { "aria-hidden": "true" });
-        const help = element("div", "kvviz-note kvviz-live");
-        help.textContent = STRIP_HELP;
-        stage.append(this.stripCanvas, help);
+        stage.append(this.stripCanvas);
+        if (!root.querySelector(".kvviz-strip-help")) {  // once for all maps of the output
+          const help = element("div", "kvviz-note kvviz-strip-help kvviz-live");
+          help.textContent = STRIP_HELP;
+          stage.append(help);
+        }
         this.listenToStrip();
       }
-      stage.append(this.tip);
       image.style.display = "none";
-      this.summary = element("div", "kvviz-selected kvviz-live", { "aria-live": "polite" });
-      this.node.append(this.bar(), this.summary);
+      this.summary = element("div", "kvviz-selected", { "aria-live": "polite" });
+      const readout = element("div", "kvviz-readout kvviz-live");
+      readout.append(this.summary, this.tip);
+      stage.after(readout);
+      this.node.append(this.bar());
       this.legend();
       // Functions for tests.
       this.canvas.kvviz = { describe: (byte) => describe(this, byte), state: (byte) => STATES[ownershipAt(this, byte).state],
@@ -79,7 +84,7 @@
       button("+", "zoom in", () => this.zoomBy(ZOOM_STEP));
       button("whole rows", "back to the first view", () => { this.look = { ...this.initialLook }; this.share(); });
       const keys = [...new Map(this.owners.map((view) => [view.key, view])).values()];
-      if (keys.length > 1) {
+      if (keys.length > DATA.colours.hues.length) {  // then an entry of the legend stands for several layers
         const choice = element("select", "", { "aria-label": "highlight" });
         const name = (view) => typeof view.key === "number" ? `layer ${view.key}` : view.key;
         choice.append(new Option("highlight: everything", ""));
@@ -120,7 +125,8 @@
     legend() {
       this.node.querySelectorAll(".kvviz-legend li").forEach((item) => {
         const what = item.dataset.kvviz;
-        const key = what.startsWith("hue ") ? { hues: Number(what.slice(4)) } : { state: STATES.indexOf(what) };
+        const hue = what.startsWith("hue ") ? Number(what.slice(4)) : null;
+        const key = hue === null ? { state: STATES.indexOf(what) } : { hues: hue };
         const button = element("button", "", { type: "button", "aria-pressed": "false" });
         button.append(...item.childNodes);
         item.append(button);
@@ -143,27 +149,30 @@
 
     isLit(state, owner, i) {
       if (!this.lit) return true;
-      if ("state" in this.lit) return state === this.lit.state;
-      return this.touched ? this.touched[i] : state === RIGHT && owner && owner.hue % DATA.colours.hues.length === this.lit.hues;
+      return "state" in this.lit ? state === this.lit.state : this.touched[i];
     }
 
-    // Return an array with 1 for each byte of [a, b) that a view of this hue owns or writes, and 0 for all other bytes.
-    touchedBy({ a, b }, hue) {
+    // Return an array with 1 for each byte of [a, b) that a highlighted view owns or writes, and 0 for all other bytes.
+    touchedBy({ a, b }) {
       const marks = new Uint8Array(b - a), views = new Set([...this.everybody, ...this.writers]);
       const fill = (view) => (at) => marks.fill(1, Math.max(at - a, 0), Math.max(at + view.width - a, 0));
-      views.forEach((view) => view.hue === hue && visit(view, a, b, fill(view)));
+      const { hue, hues } = this.lit, chosen = (view) => hue === undefined ? view.hue % DATA.colours.hues.length === hues : view.hue === hue;
+      views.forEach((view) => chosen(view) && visit(view, a, b, fill(view)));
       return marks;
     }
 
     listen() {
       const canvas = this.canvas;
-      // The wheel zooms only if the pointer has moved over the map since the last scroll of the page. So if a reader
-      // scrolls the page and a map comes under the pointer, the page goes on scrolling.
-      let down = null, moved = false, scrolled = -999, engaged = false;
-      on(window, "wheel", () => { if (!engaged) scrolled = performance.now(); }, { passive: true, capture: true, signal: gone.signal });
+      let down = null, moved = false;
+      const fingers = new Map();  // the places of all fingers on the map
+      const apart = () => { const [p, q] = [...fingers.values()]; return [Math.hypot(p[0] - q[0], p[1] - q[1]) || 1, (p[0] + q[0]) / 2, (p[1] + q[1]) / 2]; };
       on(canvas, "pointermove", (event) => {
-        if (performance.now() - scrolled > 350) engaged = true;
         const [x, y] = spot(event, canvas);
+        if (fingers.has(event.pointerId)) {
+          const before = fingers.size === 2 ? apart()[0] : 0;
+          fingers.set(event.pointerId, [x, y]);
+          if (fingers.size === 2) { const [now, midX, midY] = apart(); moved = true; this.zoomBy(now / before, midX, midY); return; }
+        }
         if (down && (Math.abs(x - down.x) > 4 || Math.abs(y - down.y) > 4)) moved = true;
         if (down && moved) {
           const f = this.sizes();
@@ -172,32 +181,35 @@
           this.share();
           return;
         }
-        this.point(this.byteAt(x, y), x, y);
+        this.point(this.byteAt(x, y));
       });
       on(canvas, "pointerdown", (event) => {
         const [x, y] = spot(event, canvas);
-        down = { x, y, left: this.look.left, top: this.look.top };
-        moved = false;
+        if (event.pointerType === "touch") fingers.set(event.pointerId, [x, y]);
+        down = fingers.size > 1 ? null : { x, y, left: this.look.left, top: this.look.top };
+        moved = fingers.size > 1;
         if (event.pointerType === "mouse") canvas.setPointerCapture(event.pointerId);
       });
       on(canvas, "pointerup", (event) => {
+        fingers.delete(event.pointerId);
         const [x, y] = spot(event, canvas);
         if (down && !moved) {
           const byte = this.byteAt(x, y);
           if (byte !== null) this.select(byte);
-          if (event.pointerType !== "mouse") this.point(byte, x, y);
+          if (event.pointerType !== "mouse") this.point(byte);
         }
         down = null;
       });
-      on(canvas, "pointercancel", () => { down = null; });
-      on(canvas, "pointerleave", (event) => { engaged = false; if (event.pointerType === "mouse") this.point(null); });
+      on(canvas, "pointercancel", (event) => { fingers.delete(event.pointerId); down = null; });
+      on(canvas, "pointerleave", (event) => { if (event.pointerType === "mouse") this.point(null); });
+      // The wheel zooms with Ctrl, or after a click into the map. Otherwise it scrolls the page. At the limit of the zoom,
+      // the page stays where it is, so that no gesture is half a zoom and half a scroll.
       on(canvas, "wheel", (event) => {
-        if (!engaged && !event.ctrlKey) return;
-        const [x, y] = spot(event, canvas), before = this.look.zoom;
-        this.zoomBy(Math.exp(-Math.max(-120, Math.min(120, event.deltaY)) / 240), x, y);
-        if (this.look.zoom === before) return;  // the zoom is at its limit: let the page scroll
+        if (!event.ctrlKey && document.activeElement !== canvas) return;
         event.preventDefault();
-        this.point(this.byteAt(x, y), x, y);
+        const [x, y] = spot(event, canvas);
+        this.zoomBy(Math.exp(-Math.max(-120, Math.min(120, event.deltaY)) / 240), x, y);
+        this.point(this.byteAt(x, y));
       }, { passive: false });
       on(this.node, "keydown", (event) => {  // the notebook must not react to keys that a control uses
         if (event.ctrlKey || event.metaKey || event.altKey) return;
@@ -223,8 +235,8 @@
       event.stopPropagation();
     }
 
-    // Show the tooltip of the byte under the pointer, on this map and on the maps that share the pointer.
-    point(byte, x = 0, y = 0) {
+    // Tell about the byte under the pointer, below this map and below the maps that share the pointer.
+    point(byte) {
       for (const map of this.group) {
         const twin = map === this ? null : byte !== null && byte < map.nbytes ? byte : null;
         if (map.twin === twin && map !== this) continue;
@@ -233,11 +245,11 @@
         map.drawOver();
         if (map !== this) {
           if (twin === null) map.tip.style.display = "none";
-          else { const at = map.where(twin); map.showTip(describe(map, twin), at.x, at.y); }
+          else map.showTip(describe(map, twin));
         }
       }
       if (byte === null) this.tip.style.display = "none";
-      else this.showTip(describe(this, byte), x, y);
+      else this.showTip(describe(this, byte));
     }
 
     fillTip(lines) {
@@ -248,14 +260,9 @@
       }));
     }
 
-    showTip(lines, x, y) {
-      const tip = this.tip;
+    showTip(lines) {
       this.fillTip(lines);
-      tip.style.display = "block";
-      const wide = this.stage.clientWidth;
-      tip.style.left = `${Math.max(0, Math.min(x + 14, wide - tip.offsetWidth - 2))}px`;
-      const under = this.canvas.getBoundingClientRect().top + y + 22 + tip.offsetHeight > innerHeight;
-      tip.style.top = `${under ? y - tip.offsetHeight - 12 : y + 18}px`;
+      this.tip.style.display = "block";
     }
 
     listenToStrip() {
@@ -266,7 +273,7 @@
           this.look.top = Math.floor((byte - this.anchor) / this.row) - Math.floor(f.height / f.rowHeight / 2);
           this.share();
         }
-        this.showTip(this.stripText(byte), x, f.height + AXIS + 12);
+        this.showTip(this.stripText(byte));
       };
       on(this.stripCanvas, "pointermove", jump);
       on(this.stripCanvas, "pointerdown", jump);
@@ -307,7 +314,8 @@
 
     // Show the text of the selected byte below the map. A screen reader reads this text.
     showSelected() {
-      this.summary.textContent = this.selected === null ? HELP : describe(this, this.selected).join("\n");
+      const help = root.querySelector(".kvviz-map") === this.node ? HELP : "";  // once for all maps of the output
+      this.summary.textContent = this.selected === null ? help : describe(this, this.selected).join("\n");
     }
   }
 
