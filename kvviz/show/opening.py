@@ -44,7 +44,7 @@ def opening(recorded: Path, scripts: bool = True) -> str:
     """
     told = answers(recorded)
     heading = "<h2>One prompt, the same release, two layouts</h2>" if told else ""
-    shown = picture() if scripts else f'<figure class="kvviz-opening">{story_svg(looping=True)}</figure>'
+    shown = picture() if scripts else f'<figure class="kvviz-opening"><div class="kvviz-scroll">{story_svg(looping=True)}</div></figure>'
     return f"{_STORY}{shown}{heading}{told}{_FACTS}"
 
 
@@ -53,7 +53,7 @@ def picture() -> str:
     svg = story_svg()
     last = int(svg.split('data-steps="')[1].split('"')[0]) - 1
     return (
-        f'<figure class="kvviz-opening" id="picture">{svg}<div class="kvviz-play" hidden>'
+        f'<figure class="kvviz-opening" id="picture"><div class="kvviz-scroll">{svg}</div><div class="kvviz-play" hidden>'
         f'<button type="button">▶ Watch the layers write</button>'
         f'<label>step <input type="range" min="0" max="{last}" value="{last}" aria-label="step of the picture"></label>'
         f'<output aria-live="polite"></output></div></figure><script>{SCRIPT}</script>'
