@@ -29,7 +29,7 @@ CARD_STYLE = """
 .kvviz-cases { overflow-wrap: anywhere } .kvviz-cases summary { cursor: pointer }
 .kvviz-cases p { margin: 6px 0; max-width: 50rem }
 .kvviz-cases details details { border: 0; padding: 0 }
-.kvviz-filters { display: flex; flex-wrap: wrap; gap: 4px 16px; border: 0; padding: 0; margin: 0 0 8px }
+.kvviz-filters { display: flex; flex-wrap: wrap; gap: 4px 16px; margin: 0 0 8px }
 .kvviz-filters label { display: flex; flex-direction: column; font-size: 90% }
 .kvviz-filters select { font: inherit; max-width: 17rem }
 .kvviz-filtered { display: flex; flex-direction: column; counter-reset: kvviz-case }
@@ -157,8 +157,10 @@ class CaseCards:
                     for mark, own in zip(marks, values, strict=True)
                 ]
             lists += f"<label>{label}<select>{options}</select></label>"
-        fields = f'<fieldset class="kvviz-filters" data-lm-suppress-shortcuts="true">{lists}</fieldset>'
-        return rules, fields, marks
+        group = (
+            'class="kvviz-filters" role="group" aria-label="Which cases are shown" data-lm-suppress-shortcuts="true"'
+        )
+        return rules, f"<div {group}>{lists}</div>", marks
 
     def __repr__(self) -> str:
         return "\n".join(f"{card.case['kind']} {card.case['id']:21} {card.headline}" for card in self.cards)
