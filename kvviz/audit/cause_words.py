@@ -459,7 +459,7 @@ _LIST = (
           "does it read a stride?"),
     Cause("block_unit", "Ids count in another unit, or in another pool.", "09", _block_unit,
           "vLLM 28677", "Ids of blocks of another size fit too. Look at the number of tokens per id: is it the same "
-          " where the ids are made and where they are used?"),
+          "where the ids are made and where they are used?"),
     Cause("sections", "Several sections of a page were sliced as one range.", "09", _sections,
           "TensorRT-LLM 6507", "Several pieces that were taken as one range fit too. Look at the page: how many "
           "sections does it have?",

@@ -225,3 +225,39 @@ def test_a_proved_repair_changes_something():
         sound, _, _, result, found = diagnosed(seed)
         for one in found:
             assert not any(view in sound.views.values() for view in one.repaired), one.text
+
+
+def changed(name: str, **records: dict) -> tuple[str, ...]:
+    """Return the causes of a case in which the views of these names (with _ for a space) have other numbers."""
+    file = json.loads(json.dumps(BOOK[name]["views_file"]))
+    for view in file["views"]:
+        view.update(records.get(view["name"].replace(" ", "_"), {}))
+    given = load(json.dumps(file))
+    return tuple(one.cause for one in diagnose(given.views, given.claims))
+
+
+def test_a_ring_moves_as_a_whole():
+    """If one part of the ring is where it belongs, the other part was not moved around the ring."""
+    assert changed("WINDOW-RING-RESTORE") == ("ring_start",)
+    assert "ring_start" not in changed("WINDOW-RING-RESTORE", positions_8_to_12={"offset": 0})
+
+
+def test_strides_of_the_other_half_are_those_of_another_storage():
+    assert changed("NVFP4-V-BY-K-STRIDES") == ("half_strides",)
+    assert changed("NVFP4-V-BY-K-STRIDES", V_data={"stride": [24, 6, 1]}) != ("half_strides",)
+
+
+def test_a_part_is_no_run_of_sections_if_it_has_another_size():
+    """A part that is twice its whole counts other blocks. A part of one and a half times has no known cause."""
+    assert changed("DCP-BLOCK-SPAN") == ("block_unit",)
+    assert changed("DCP-BLOCK-SPAN", filled={"shape": [1, 12]}) == ("unknown",)
+
+
+def test_the_step_of_a_page_is_named_only_if_the_numbers_are_those_of_the_page():
+    assert changed("KERNEL-PADDED-SPLIT") == ("block_unit",)
+    assert changed("KERNEL-PADDED-SPLIT", kernel_blocks={"stride": [48, 24, 1]}) == ("other_number",)
+
+
+def test_rows_with_scales_behind_them_need_a_scale_view_that_says_so():
+    assert changed("INDEXER-PLANAR") == ("scale_region",)
+    assert "other_number" in changed("INDEXER-PLANAR", index_values={"stride": [48, 11, 1]})
