@@ -129,6 +129,6 @@ def test_notebook_09_tells_every_case_by_name():
     steps = re.findall(r'^verdict\("([\w-]+)"\)', code, re.MULTILINE)
     on_cards = [name for names in re.findall(r"^cards\((.*)\)$", code, re.MULTILINE) for name in names.split(", ")]
     told = [*steps, *(name.strip('"') for name in on_cards)]
-    families = {case["family"] for case in cases() if case["id"] not in told}
-    assert len(set(told)) == len(told) == 33 and len(steps) == 16 and len(families) == 6
+    assert len(set(told)) == len(told) and {*told} <= {case["id"] for case in cases()} and len(steps) >= 16
+    assert {case["kind"] for case in cases()} == {case["kind"] for case in cases() if case["id"] in told}
     assert "CaseCards.with_filters(book.values())" in code
