@@ -305,8 +305,10 @@ def failure_sentence(settings: EngineSettings, status: int, said: str, log: Path
 
 
 def cause_of(status: int, said: str) -> str:
-    """Return the cause of a failure: the signal, or the last error that the engine printed."""
+    """Return the cause of a failure: the signal, or the last error that the engine printed, with the field it names."""
     if status < 0:
         return f"ended by signal {-status}, {signal.Signals(-status).name}"
-    errors = re.findall(r"^(?:[\w.]+\.)?(\w*(?:Error|Exception|Interrupt)\b.*(?:\n +\S.*)?)$", said, re.MULTILINE)
+    errors = re.findall(
+        r"^(?:[\w.]+\.)?(\w*(?:Error|Exception|Interrupt)\b.*(?:\n\w+(?=\n ))?(?:\n +\S.*)?)$", said, re.MULTILINE
+    )
     return " ".join(errors[-1].split())[:300] if errors else f"exit status {status}"

@@ -1,17 +1,14 @@
 """The opening of a report's front page: the living picture of the bug, and the two answers of the released engine."""
 
 import json
-from importlib.resources import files
 from pathlib import Path
 
 from kvviz.show.answers import answer_of, compare_answers
-from kvviz.show.story_picture import story_svg
+from kvviz.show.story_picture import StoryPicture, story_svg
 
 RIGHT = ("0.25.1", "fp8_per_token_head", "none", "NHD")
 WRONG = ("0.25.1", "fp8_per_token_head", "prefer-cross-layer", "NHD")
 """Two recorded runs of one release: without a connector, and with a connector that prefers one buffer."""
-
-SCRIPT = files("kvviz.show").joinpath("assets", "story.js").read_text(encoding="utf-8")
 
 
 _STORY = """\
@@ -44,20 +41,12 @@ def opening(recorded: Path, scripts: bool = True) -> str:
     """
     told = answers(recorded)
     heading = "<h2>One prompt, the same release, two layouts</h2>" if told else ""
-    shown = picture() if scripts else f'<figure class="kvviz-opening"><div class="kvviz-scroll">{story_svg(looping=True)}</div></figure>'
-    return f"{_STORY}{shown}{heading}{told}{_FACTS}"
-
-
-def picture() -> str:
-    """Return the picture with its button and a slider of steps, as HTML. Without scripts, it shows the last step."""
-    svg = story_svg()
-    last = int(svg.split('data-steps="')[1].split('"')[0]) - 1
-    return (
-        f'<figure class="kvviz-opening" id="picture"><div class="kvviz-scroll">{svg}</div><div class="kvviz-play" hidden>'
-        f'<button type="button">▶ Watch the layers write</button>'
-        f'<label>step <input type="range" min="0" max="{last}" value="{last}" aria-label="step of the picture"></label>'
-        f'<output aria-live="polite"></output></div></figure><script>{SCRIPT}</script>'
+    shown = (
+        StoryPicture()._repr_html_()
+        if scripts
+        else f'<figure class="kvviz-opening"><div class="kvviz-scroll">{story_svg(looping=True)}</div></figure>'
     )
+    return f"{_STORY}{shown}{heading}{told}{_FACTS}"
 
 
 def answers(recorded: Path) -> str:

@@ -12,6 +12,7 @@ Each rectangle lies at bytes that a view of the cache really covers. The picture
 
 from collections import defaultdict
 from dataclasses import dataclass
+from importlib.resources import files
 
 from kvviz.audit.view import View
 from kvviz.cache.buffers import KVCache, allocate
@@ -21,6 +22,9 @@ from kvviz.show.colours import GREY, HUES, INK, RED, WHITE, ink_on, tint
 ROW, GAP, LABEL, MAP, BETWEEN, TOP, LINE = 17, 3, 106, 292, 34, 42, 17
 """Sizes in units of the picture: height of a row, gap between two rows, width of the labels, width of a map, the space
 between two maps, the space for the titles, and the height of a line of text."""
+
+NUMBER = 14
+"""A rectangle that is narrower than this has no number."""
 
 STEP_S, REST_S = 1.2, 3.6
 """Seconds of one step, and of the last step, if the picture plays without end."""
@@ -50,6 +54,34 @@ class Tail:
     def is_right(self) -> bool:
         """Return True if the owner finds its own scale here."""
         return self.writers == (self.owner,)
+
+
+class StoryPicture:
+    """The picture with a button and a slider, for a notebook. Without scripts, it shows the last step.
+
+    Args:
+        cache: a cache with all layers in one buffer. Default: :func:`story_cache`.
+    """
+
+    def __init__(self, cache: KVCache | None = None) -> None:
+        self.cache = story_cache() if cache is None else cache
+
+    def _repr_html_(self) -> str:
+        last = self.cache.spec.num_layers + 1
+        return (
+            f'<figure class="kvviz-opening"><div class="kvviz-scroll">{story_svg(self.cache)}</div>'
+            f'<div class="kvviz-play" hidden><button type="button">▶ Watch the layers write</button>'
+            f'<label>step <input type="range" min="0" max="{last}" value="{last}" aria-label="step of the picture">'
+            f'</label><output aria-live="polite"></output></div></figure><script>{_asset()}</script>'
+        )
+
+    def __repr__(self) -> str:
+        steps = range(self.cache.spec.num_layers + 2)
+        return "\n".join(f"step {step}: {' | '.join(caption(self.cache, step))}" for step in steps)
+
+
+def _asset() -> str:
+    return files("kvviz.show").joinpath("assets", "story.js").read_text(encoding="utf-8")
 
 
 def story_cache() -> KVCache:
@@ -139,7 +171,9 @@ class _Map:
         return f'<rect x="{self._x(start):.1f}" y="{self.y(start)}" width="{width:.1f}" height="{ROW}" {attributes}/>'
 
     def number(self, start: int, size: int, number: int, ink: str) -> str:
-        """Return a number in the middle of such a rectangle."""
+        """Return a number in the middle of such a rectangle, or "" if the rectangle is too narrow for it."""
+        if size * MAP / self.page < NUMBER:
+            return ""
         middle = self._x(start) + size * MAP / self.page / 2
         return f'<text x="{middle:.1f}" y="{self.y(start) + 13}" text-anchor="middle" fill="{ink}">{number}</text>'
 
@@ -164,7 +198,7 @@ def _drawn(cache: KVCache, carve: str, left: int) -> str:
             shade = tint(HUES[_layer(view) % len(HUES)], 0.35)
             starts = view.starts[..., 0].ravel().tolist()
             parts += [at.box(start, spec.data_bytes, f'fill="{shade}"') for start in starts]
-    frame = f'fill="none" stroke="{RED}" stroke-width="3"'
+    frame = f'fill="none" stroke="{RED}" stroke-width="{3 if spec.scale_bytes * MAP / at.page >= NUMBER else 1.5}"'
     for tail in tails(cache, carve):
         here = (tail.start, spec.scale_bytes)
         parts.append(at.box(*here, f'fill="{WHITE}" stroke="{GREY}" stroke-dasharray="2 2"'))

@@ -137,6 +137,12 @@ def test_an_interrupt_ends_the_engine(engine, monkeypatch, tmp_path):
     [
         ("0.25.1", -signal.SIGKILL, "", "ended by signal 9, SIGKILL). Check that 6 GB of memory are free"),
         ("0.25.1", 1, "File x\nvllm.Sub.ValueError: bad\n  more\nlast", "(ValueError: bad more)"),
+        (
+            "0.24.0",
+            1,
+            "a.ValidationError: 1 error for C\ncache_dtype\n  Input should be 'a'\n    See",
+            "C cache_dtype Input should",
+        ),
         ("0.25.1", 3, "nothing to see", "(exit status 3)"),
         ("0.9.0", 1, "AttributeError: x", "tried with the releases 0.24.0"),
     ],

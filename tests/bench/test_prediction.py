@@ -105,6 +105,16 @@ def test_the_table_in_the_docs_has_the_recorded_answers_and_seconds():
         assert line.endswith(f"| `{run['text']}` | {run['seconds']['total']:.0f} |") and run["found"]["order"] in line
 
 
+def test_the_docs_count_the_runs():
+    runs, page = engine_matrix.read_matrix(RECORDED)["runs"], (RECORDED.parents[1] / "docs" / "engine.md").read_text()
+    cannot = sum("cannot" in run for run in runs)
+    wrong = sum(bool(run.get("disagreements")) for run in runs)
+    words = " ".join(page.split())
+    assert f"The file has {len(runs)} entries: {len(runs) - cannot} engines ran, and {cannot} cannot run" in words
+    assert f"{wrong} runs disagree with their prediction" in words
+    assert len(runs) == len(list(engine_matrix.cells()))
+
+
 def test_the_recorded_predictions_are_those_of_today():
     keys = ("release", "kv_cache_dtype", "connector", "layout")
     for run in engine_matrix.read_matrix(RECORDED)["runs"]:

@@ -1,5 +1,7 @@
 // Plays the picture of the front page. Without this script, the picture shows its last step.
 document.querySelectorAll(".kvviz-opening").forEach((figure) => {
+  if (figure.dataset.ready || !figure.querySelector(".kvviz-play")) return;
+  figure.dataset.ready = "1";
   const picture = figure.querySelector("svg"), controls = figure.querySelector(".kvviz-play");
   const [button, slider, said] = ["button", "input", "output"].map((name) => controls.querySelector(name));
   const last = Number(slider.max), words = button.textContent;
@@ -13,7 +15,7 @@ document.querySelectorAll(".kvviz-opening").forEach((figure) => {
   const play = () => {
     let step = 0;
     show(step);
-    button.textContent = "⏸ Stop";
+    button.textContent = "■ Stop";
     timer = setInterval(() => { show(++step); if (step === last) stop(); }, 1200);
   };
   button.addEventListener("click", () => (timer ? stop() : play()));
