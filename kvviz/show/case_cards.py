@@ -29,7 +29,8 @@ CARD_STYLE = """
 .kvviz-cases { overflow-wrap: anywhere } .kvviz-cases summary { cursor: pointer }
 .kvviz-cases p { margin: 6px 0; max-width: 50rem }
 .kvviz-cases details details { border: 0; padding: 0 }
-.kvviz-filters { display: flex; flex-wrap: wrap; gap: 4px 16px; margin: 0 0 8px }
+@supports selector(:has(*)) { .kvviz-filters { display: flex } .kvviz-count { display: block } }
+.kvviz-filters { flex-wrap: wrap; gap: 4px 16px; margin: 0 0 8px }
 .kvviz-filters label { display: flex; flex-direction: column; font-size: 90% }
 .kvviz-filters select { font: inherit; max-width: 17rem }
 .kvviz-filtered { display: flex; flex-direction: column; counter-reset: kvviz-case }
@@ -136,12 +137,16 @@ class CaseCards:
     def _repr_html_(self) -> str:
         rules, lists, marks = self._filters() if self.filters else ("", "", [""] * len(self.cards))
         shown = "".join(card.html(mark) for card, mark in zip(self.cards, marks, strict=True))
-        count = f'<p class="kvviz-count">of {len(self.cards)} cases are shown.</p>' if self.filters else ""
+        count = f'<p class="kvviz-count" hidden>of {len(self.cards)} cases are shown.</p>' if self.filters else ""
         name = "kvviz-cases kvviz-filtered" if self.filters else "kvviz-cases"
         return f'<style>{STYLE}{CARD_STYLE}{rules}</style><div class="{name}">{lists}{shown}{count}</div>'
 
     def _filters(self) -> tuple[str, str, list[str]]:
-        """Return the CSS rules of the filters, the lists to choose from, and the attributes of each card."""
+        """Return the CSS rules of the filters, the lists to choose from, and the attributes of each card.
+
+        Without the style, the lists stay hidden. The keys of a list are no commands of JupyterLab: there, two keys d
+        would delete the notebook cell.
+        """
         rules, lists, marks = "", "", [""] * len(self.cards)
         for number, (label, look) in enumerate(FILTERS.items()):
             values = [look(card) for card in self.cards]
@@ -156,10 +161,8 @@ class CaseCards:
                     f'{mark} data-{number}="{place}"' if own == value else mark
                     for mark, own in zip(marks, values, strict=True)
                 ]
-            lists += f"<label>{label}<select>{options}</select></label>"
-        group = (
-            'class="kvviz-filters" role="group" aria-label="Which cases are shown" data-lm-suppress-shortcuts="true"'
-        )
+            lists += f'<label>{label}<select data-lm-suppress-shortcuts="true">{options}</select></label>'
+        group = 'class="kvviz-filters" role="group" aria-label="Which cases are shown" hidden'
         return rules, f"<div {group}>{lists}</div>", marks
 
     def __repr__(self) -> str:
