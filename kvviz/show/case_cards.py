@@ -144,8 +144,8 @@ class CaseCards:
     def _filters(self) -> tuple[str, str, list[str]]:
         """Return the CSS rules of the filters, the lists to choose from, and the attributes of each card.
 
-        Without the style, the lists stay hidden. The keys of a list are no commands of JupyterLab: there, two keys d
-        would delete the notebook cell.
+        A page without the style hides the lists. In a notebook that JupyterLab does not trust, they have no effect.
+        The keys of a list are no commands of JupyterLab: there, two keys d would delete the notebook cell.
         """
         rules, lists, marks = "", "", [""] * len(self.cards)
         for number, (label, look) in enumerate(FILTERS.items()):
