@@ -14,6 +14,7 @@ from kvviz import doctor, environment
 from kvviz.doctor import Check
 from kvviz.engine import weights
 from kvviz.kernels import runtime
+from kvviz.report.export import Around
 
 ROOT = Path(kvviz.__file__).parents[1]
 MAIN = "import sys; from kvviz.__main__ import main; sys.exit(main(sys.argv[1:]))"
@@ -307,12 +308,14 @@ def test_a_command_without_its_extra_names_the_extra(command):
 
 def test_report_gets_folders_and_names(monkeypatch, tmp_path):
     got = []
-    fake = SimpleNamespace(main=lambda *arguments, archive: got.append((*arguments, archive)) or 3)
+    kept = lambda *arguments, archive, around: got.append((*arguments, archive, around)) or 3  # noqa: E731
+    fake = SimpleNamespace(main=kept, Around=Around)
     monkeypatch.setitem(sys.modules, "kvviz.report.export", fake)
     monkeypatch.setattr("kvviz.report.export", fake, raising=False)
     options = ["--notebooks", str(tmp_path), "--out", str(tmp_path / "html"), "--archive", "course.zip"]
     status = cli.main(["report", *options, "01_cell", "02_two"])
-    (notebooks, out, only, machine, archive) = got.pop()
+    (notebooks, out, only, machine, archive, around) = got.pop()
+    assert around.opening == "" and around.documents == (), "these are not the notebooks of kvviz"
     assert (status, notebooks, out, only) == (3, tmp_path, tmp_path / "html", ["01_cell", "02_two"])
     assert archive == Path("course.zip")
     assert {"kernels", "machine", "torch", "triton", "python", "kvviz"} == set(machine)

@@ -487,7 +487,7 @@ class TestRuns:
                 time.sleep(0.1)
             kernel = int((tmp_path / "pid").read_text())
             report.send_signal(number)
-            out, _ = report.communicate(timeout=60)
+            out, _ = report.communicate(timeout=CELL_TIMEOUT_S)
             assert report.returncode == status and "Interrupted. 1 of 2 notebooks ran" in out
             assert list(temporary.iterdir()) == []
             with pytest.raises(ProcessLookupError):
