@@ -128,7 +128,7 @@ def index() -> str:
     frame = Frame(Path("."), MACHINE, "2001-02-03", (Link("glossary.html", "Glossary"),), "search.html")
     doors = Doors((Link("instructor.html", "For the instructor"),), "symptoms.html")
     told = opening(Path("notebooks", "recorded_engines.json"))
-    return render_index([good, bad], frame, "1 of 2 notebooks ran.", "2 notebooks.", told, doors)
+    return render_index([good, bad], frame, "1 of 2 notebooks ran.", "2 notebooks.", told, doors, failed=True)
 
 
 def document() -> str:

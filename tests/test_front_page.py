@@ -206,3 +206,16 @@ class TestBrowser:
             page = visit(name)
             page.set_viewport_size({"width": width, "height": 900})
             assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_only_a_failed_notebook_is_an_alarm(tmp_path, monkeypatch):
+    monkeypatch.setattr(export, "execute", lambda book, *more: (book.node, None))
+    for name in ("01_a", "02_b"):
+        write(tmp_path, name, "1")
+    assert main(tmp_path, tmp_path / "out", ["01"]) == 0
+    assert 'role="alert"' not in (tmp_path / "out" / "index.html").read_text(encoding="utf-8")
+    (tmp_path / "02_b.ipynb").write_text("{")
+    assert main(tmp_path, tmp_path / "out") == 1
+    assert '<p class="kvr-missing" role="alert">1 of 2 notebooks ran' in (tmp_path / "out" / "index.html").read_text(
+        encoding="utf-8"
+    )

@@ -340,7 +340,7 @@ def _conclude(report: Report, chosen: int, opening: str = "") -> int:
         pages = {one.page: _text(report.out / one.page) for one in standing}
         entries = [_entry(notebook, report, pages.get(notebook.page)) for notebook in report.everything]
         together, around = _together(report.everything, report.frame.machine), report.around
-        _write(index, render_index(entries, report.frame, total, together, around.opening, around.doors()))
+        _write(index, render_index(entries, report.frame, total, together, around.opening, around.doors(), status > 0))
         _write_search(report, pages)
     except Exception as error:  # for example a full disk; the result of the runs must still be printed
         print(f"report: {index} could not be written: {error}", file=sys.stderr)

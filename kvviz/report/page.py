@@ -170,7 +170,13 @@ class Doors:
 
 
 def render_index(
-    entries: Sequence[Entry], frame: Frame, total: str, together: str, opening: str = "", doors: Doors = Doors()
+    entries: Sequence[Entry],
+    frame: Frame,
+    total: str,
+    together: str,
+    opening: str = "",
+    doors: Doors = Doors(),
+    failed: bool = False,
 ) -> str:
     """Return the front page: the opening, a card for each notebook, and the result of the report.
 
@@ -179,6 +185,7 @@ def render_index(
         together: a sentence about the minutes of all notebooks.
         opening: trusted HTML that stands first. It contains the heading of level 1. If "", there is a plain heading.
         doors: links to pages for other readers.
+        failed: True if a notebook of this report has no page. Then ``total`` stands in front of the cards too.
     """
     return _template("pages.html.j2").render(
         title=plain(heading[1]) if (heading := _HEADING.search(opening)) else "kvviz report",
@@ -186,7 +193,7 @@ def render_index(
         frame=frame,
         total=total,
         together=together,
-        missing=not all(entry.link for entry in entries),
+        failed=failed,
         first=next((entry.link for entry in entries if entry.link), None),
         css=_css(),
         promise=Markup,
