@@ -243,6 +243,12 @@ def test_a_notebook_that_is_not_trusted_keeps_the_picture(lab, run):
     assert image.bounding_box()["width"] > 600 and page.locator("canvas[role=application]").count() == 0
     assert "96 contested" in image.get_attribute("alt") and page.get_by_text("96 contested").first.is_visible()
     assert page.errors == []
+    swatch = page.locator(".kvviz-swatch").first.evaluate(
+        "it => [getComputedStyle(it).backgroundColor, getComputedStyle(it).backgroundImage, it.offsetWidth]"
+    )
+    assert swatch[2] >= 20 and (swatch[0] != "rgba(0, 0, 0, 0)" or swatch[1] != "none"), swatch
+    bullets = page.locator(".kvviz-legend li").first.evaluate("it => getComputedStyle(it).listStyleType")
+    assert bullets == "none"
 
 
 def test_an_exported_page_is_interactive_and_loads_nothing(lab, run, chromium, tmp_path):
