@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +22,12 @@ IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
 
 
 def pytest_configure() -> None:
+    for number in (
+        signal.SIGINT,
+        signal.SIGHUP,
+    ):  # ignored under nohup or in the background, and processes inherit that
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     if IS_WORKER:  # each of the processes has one core, and so have its notebooks
         os.environ["OMP_NUM_THREADS"] = "1"
 

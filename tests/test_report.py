@@ -481,10 +481,7 @@ class TestRuns:
         for number, status in ((signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)):
             environment = {**os.environ, "TMPDIR": str(temporary), "PYTHONPATH": str(PACKAGE.parent)}
             order = [sys.executable, "-c", code]
-            heard = lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL)  # noqa: E731  (under nohup, it would be ignored)
-            report = subprocess.Popen(
-                order, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True, preexec_fn=heard
-            )
+            report = subprocess.Popen(order, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True)
             until = time.monotonic() + CELL_TIMEOUT_S
             while not (tmp_path / "pid").is_file() and report.poll() is None and time.monotonic() < until:
                 time.sleep(0.1)
