@@ -56,7 +56,7 @@ class Answers:
         number = self.first_wrong(answer)
         if number is None:
             return "Every token is as in the reference."
-        margin = f" Its margin is {answer.margins[number]:.2f}." if answer.margins else ""
+        margin = f" Its logit was {answer.margins[number]:.2f} above the second." if answer.margins else ""
         return (
             f"Token {number}, counted from 0, is the first wrong token: {answer.tokens[number]!r} instead of "
             f"{self.reference.tokens[number]!r}.{margin}"

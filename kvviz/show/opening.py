@@ -14,20 +14,23 @@ WRONG = ("0.25.1", "fp8_per_token_head", "prefer-cross-layer", "NHD")
 _STORY = """\
 <h1>Every layer wrote its scales to the same bytes</h1>
 <p class="kvviz-lead">A language model keeps the keys and values of earlier tokens in a KV cache, and a quantised cache
-stores one small number, a <em>scale</em>, behind each of them. In July 2026, two features of vLLM met: one put all
-layers into one buffer, and the other still counted as if each layer had a buffer of its own. So all layers wrote their
-scales to the same bytes, nothing crashed, and the model answered with garbage.</p>
+stores one small number, a <em>scale</em>, behind each of them. In July 2026, two features of vLLM met: an offloading
+connector put all layers into one buffer, and the code for quantised caches still counted as if each layer had a buffer
+of its own. So all layers wrote their scales to the same bytes, nothing crashed, and the model answered with
+garbage.</p>
 """
 
 _FACTS = """\
 <dl class="kvviz-facts">
-<div><dt>What broke</dt><dd>Each layer reads its scales through a view of memory. The views assumed one buffer per
-layer, but an offloading connector had asked for one buffer for all layers. Most scales were lost.</dd></div>
-<div><dt>Why no test saw it</dt><dd>Each part was right, and passed its own tests. Only the two features together were
+<div><dt>What broke</dt><dd>Each layer finds its scales through a view: a start, and steps through memory. The steps
+assumed one buffer per layer, but the connector, which moves the cache to host memory, had asked for one buffer for all
+layers. Most scales were lost.</dd></div>
+<div><dt>Why no test saw it</dt><dd>Each part was right, and passed its own tests. Only the two together were
 wrong. No address was out of bounds, so nothing raised an error.</dd></div>
-<div><dt>What fixed it</dt><dd>Four lines in the code that chooses the buffer. For a cache with scales behind each cell,
-it now refuses one buffer for all layers, whichever connector asks
-(<a href="https://github.com/vllm-project/vllm/pull/49226">PR 49226</a>).</dd></div>
+<div><dt>What fixed it</dt><dd>Four lines where the buffer is chosen
+(<a href="https://github.com/vllm-project/vllm/pull/49226">PR 49226</a>, from release 0.27.1 on): a cache with scales
+behind each cell never gets one buffer for all layers, whichever connector asks. Release 0.26.0 had also corrected the
+views: it computes them from the real steps.</dd></div>
 </dl>
 """
 

@@ -19,7 +19,7 @@ from kvviz.cache.buffers import KVCache, allocate
 from kvviz.cache.spec import CacheSpec
 from kvviz.show.colours import GREY, HUES, INK, RED, WHITE, ink_on, tint
 
-ROW, GAP, LABEL, MAP, BETWEEN, TOP, LINE = 17, 3, 106, 292, 34, 42, 17
+ROW, GAP, LABEL, MAP, BETWEEN, TOP, LINE = 17, 3, 116, 292, 34, 42, 17
 """Sizes in units of the picture: height of a row, gap between two rows, width of the labels, width of a map, the space
 between two maps, the space for the titles, and the height of a line of text."""
 
@@ -121,7 +121,7 @@ def story_svg(cache: KVCache | None = None, looping: bool = False) -> str:
     bottom = _Map(LABEL, cache.spec.page_size_bytes).y(
         cache.spec.num_layers * cache.spec.page_size_bytes * cache.spec.num_blocks
     )
-    width, height = LABEL + 2 * MAP + BETWEEN + 2, bottom + 3 * LINE
+    width, height = LABEL + 2 * MAP + BETWEEN + 12, bottom + 3 * LINE
     captions = [_texts(cache, step, bottom + LINE + 4) for step in range(steps)]
     style = _looping(steps) if looping else _stepwise(steps)
     ground = f'<rect width="{width}" height="{height}" fill="{WHITE}"/>'
@@ -149,7 +149,7 @@ def caption(cache: KVCache, step: int) -> tuple[str, str]:
     empty = sum(not tail.writers for tail in wrong)
     return (
         "Each layer reads its own scales.",
-        f"Every layer reads the scales of layer {layers - 1}. {empty} of {len(wrong)} places stay empty.",
+        f"Layer {layers - 1} wrote last, so every layer reads its scales. {empty} of {len(wrong)} places stay empty.",
     )
 
 

@@ -15,7 +15,8 @@ def test_the_first_wrong_token_is_marked_with_its_margin():
     html = shown._repr_html_()
     assert html.count("outline:") == 1 and re.search(r"outline:[^>]*>&lt;i&gt;<", html) and "↵" in html
     assert str(shown).splitlines()[2].strip() == (
-        "Token 1, counted from 0, is the first wrong token: '<i>' instead of ' sky'. Its margin is 0.25."
+        "Token 1, counted from 0, is the first wrong token: '<i>' instead of ' sky'. "
+        "Its logit was 0.25 above the second."
     )
 
 
@@ -26,7 +27,7 @@ def test_an_answer_like_the_reference():
 
 
 def test_without_margins_no_margin_is_told():
-    assert "margin" not in str(compare_answers(RIGHT, Answer("a", ("A",))))
+    assert "logit" not in str(compare_answers(RIGHT, Answer("a", ("A",))))
 
 
 def test_a_live_answer_shows_each_token_when_it_arrives(monkeypatch):

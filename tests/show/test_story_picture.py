@@ -35,7 +35,10 @@ def test_the_picture_counts_what_its_words_say():
     ours = "{http://www.w3.org/2000/svg}g"
     groups = Counter(group.get("class") for group in root.iter(ours))
     assert groups["kvviz-step-1"] == 32 // 4 + 8 and groups["kvviz-step-5"] == 8
-    assert caption(story_cache(), 5)[1] == "Every layer reads the scales of layer 3. 24 of 32 places stay empty."
+    assert (
+        caption(story_cache(), 5)[1]
+        == "Layer 3 wrote last, so every layer reads its scales. 24 of 32 places stay empty."
+    )
     assert caption(story_cache(), 2)[1] == "Layer 1 writes its scales over the scales of layer 0."
     assert "24 of 32" in root.get("aria-label")
 
